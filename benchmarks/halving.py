@@ -5,7 +5,7 @@
 
 The committed results of a study have the end of every run of its tuning, but not the curves by which a run is stopped.
 This makes the runs again up to the last stage, and those to the end that the committed study stopped. It applies the
-rule of `fedspan.study.halving` to the curves and compares the winners. Runs are kept in out/halving, and curves in
+rule of `fedspan.study.tuning` to the curves and compares the winners. Runs are kept in out/halving, and curves in
 tests/study/tuning_curves.json, from which --replay and a test do the same without a run. With --made only grids count
 whose runs are there already.
 
@@ -33,11 +33,10 @@ from fedspan.engine.loop import Line
 from fedspan.study import results
 from fedspan.study.curves import Curve
 from fedspan.study.execute import execute
-from fedspan.study.halving import STAGES, evaluated_round, hopeless, stages
 from fedspan.study.jobs import Job, jobs_of
 from fedspan.study.model import Part, Variant, settings
 from fedspan.study.results import Entry
-from fedspan.study.tuning import Tried, final
+from fedspan.study.tuning import STAGES, Tried, evaluated_round, hopeless, stages
 
 ROOT = Path(__file__).parents[1]
 CURVES = ROOT / "tests" / "study" / "tuning_curves.json"
@@ -77,7 +76,7 @@ def grids(name: str, needed: list[Needed], jobs: int, made: bool) -> Iterator[Gr
                 "study": name,
                 "part": part.name,
                 "variant": entry.variant,
-                "goal": part.tune_goal,
+                "goal": "max" if part.tune_sign > 0 else "min",
             }
             yield about | {
                 "tail": part.tail,
@@ -118,7 +117,7 @@ def values(part: Part, trial: list[Job]) -> list[list[float]]:
 
 def end_of(part: Part, one: Tried, trial: list[Job]) -> float | None:
     """The result of a point at the end of its tuning; None if not every seed has one."""
-    end = final(part, Curve.of(rows_of(trial), part.tune_metric)) if one.dropped else one.end
+    end = part.result(Curve.of(rows_of(trial), part.tune_metric)) if one.dropped else one.end
     return end.mean if end.whole else None
 
 

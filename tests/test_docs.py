@@ -16,7 +16,7 @@ import pytest
 
 from fedspan.cli import app as cli
 from fedspan.core import registry
-from fedspan.study.parse import study_of
+from fedspan.study.model import study_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -23,7 +23,7 @@ from fedspan.engine.run_dir import versions
 from fedspan.study import page
 from fedspan.study.execute import execute
 from fedspan.study.jobs import seconds
-from fedspan.study.tables import Grid
+from fedspan.study.tables import TextTable
 from runs import Trial, load
 
 HEADER = ["claim", "predicted", "observed", "holds"]
@@ -43,7 +43,7 @@ def reproduce(
         claims += judged
         verdict.append(f"{one.title}: {said(judged)}")
         drawing = drawings.draw(one.name, found, out / "figures" / one.name)
-        words = {"title": one.title, "about": one.about, "grids": [_grid(judged)]}
+        words = {"title": one.title, "about": one.about, "tables": [_grid(judged)]}
         sections.append(words | {"drawings": [] if drawing is None else [drawing]})
     about = f"{trial.about} {trial.seeds} seeds, scale `{trial.scale}`."
     head = "\n\n".join([f"# {trial.title}", *verdict, about])
@@ -75,8 +75,8 @@ def said(claims: list[Claim]) -> str:
     return "the claim holds." if len(claims) == 1 else f"all {len(claims)} claims hold."
 
 
-def _grid(claims: list[Claim]) -> Grid:
-    return Grid(HEADER, [[*one.cells()] for one in claims])
+def _grid(claims: list[Claim]) -> TextTable:
+    return TextTable(HEADER, [[*one.cells()] for one in claims])
 
 
 def main() -> None:

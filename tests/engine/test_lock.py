@@ -17,8 +17,8 @@ from fedspan.api.run import run
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine.lock import lock_dir
-from fedspan.study import command
-from fedspan.study.parse import study_of
+from fedspan.study import conduct
+from fedspan.study.model import study_of
 
 TABLE = {
     "rounds": 4,
@@ -50,9 +50,9 @@ def test_a_run_in_a_locked_directory_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_comparison_in_a_locked_directory_runs_nothing(tmp_path: Path) -> None:
     study = study_of({"base": TABLE, "variants": {"fedavg": {}}, "metric": "rel_err", "seeds": 1})
-    with lock_dir(tmp_path / "runs"), pytest.raises(SpecError, match="another process"):
-        command.run(study, tmp_path / "runs", jobs=1, console=Console(quiet=True))
-    assert not list((tmp_path / "runs").iterdir())
+    with lock_dir(tmp_path / "out"), pytest.raises(SpecError, match="another process"):
+        conduct.conduct(study, tmp_path / "out", console=Console(quiet=True))
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_dead_process_holds_no_lock_and_a_refused_one_leaves_nothing(tmp_path: Path) -> None:

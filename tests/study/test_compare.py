@@ -154,7 +154,9 @@ def test_it_is_resumed_and_asked_for_more(tmp_path: Path) -> None:
 
     one = compare([FedAvg(lr=0.1)])
     before = histories(tmp_path)
-    with pytest.raises(SpecError, match="already holds a comparison; give resume=True"):
+    with pytest.raises(
+        SpecError, match="already holds a comparison; continue it with `resume=True`"
+    ):
         compare([FedAvg(lr=0.1)])
     two = compare(
         ["fedavg", {"name": "scaffold", "lr": 0.1}],
@@ -346,7 +348,10 @@ def test_a_spec_takes_the_place_of_model_and_data() -> None:
     [
         ({"tune": {"lr": []}}, "`tune` has no values for 'lr'"),
         ({"tune": {"lrr": [1.0]}}, "`tune`: A has no setting 'lrr' (did you mean 'lr'?)"),
-        ({"tune": {"B": {"lr": [1.0]}}}, "`tune` has a grid for 'B', which is no label; one of A"),
+        (
+            {"tune": {"B": {"lr": [1.0]}}},
+            "`tune` has a grid for 'B', which is not compared; one of A",
+        ),
         ({"methods": {}}, "`methods` is empty"),
         (
             {"methods": "fedavg"},

@@ -19,8 +19,8 @@ from fedspan.core.errors import CheckpointError
 from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 from fedspan.engine import history
-from fedspan.study import command
-from fedspan.study.fingerprint import FILE, _of_tasks, changed, fingerprint
+from fedspan.study import conduct
+from fedspan.study.jobs import FINGERPRINT, _of_tasks, changed, fingerprint
 from fedspan.study.request import requested
 
 METHOD = """
@@ -67,7 +67,7 @@ def said(specs: list[Path], out: Path, **options: Any) -> str:
     """What is printed when a comparison is made or continued."""
     text = io.StringIO()
     console = Console(file=text, width=300)
-    command.compare(
+    conduct.conduct(
         requested(specs, seeds=1, **options),
         out,
         resume=True,
@@ -152,7 +152,7 @@ def test_a_damaged_fingerprint_is_refused(tmp_path: Path) -> None:
     """It would say that nothing has changed."""
     assert changed(tmp_path, {"loss": "abc"}) == []
     assert changed(tmp_path, {"loss": "abd"}) == ["loss"]
-    path = tmp_path / FILE
+    path = tmp_path / FINGERPRINT
     path.write_text(path.read_text().replace("abd", "abe"))
     with pytest.raises(CheckpointError, match="is damaged; put it back"):
         changed(tmp_path, {"loss": "abe"})

@@ -15,7 +15,7 @@ from rich.console import Console
 from conftest import RUN
 from fedspan.core.errors import DataError
 from fedspan.engine import history
-from fedspan.study import command, halving, results, tables
+from fedspan.study import conduct, results, tables, tuning
 from fedspan.study.curves import Curve
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
@@ -33,7 +33,7 @@ def study(**changes: Any) -> Study:
 
 
 def made(place: Path, of: Study) -> Runs:
-    command.run(of, place, jobs=1, console=Console(quiet=True))
+    conduct.make_runs(of, place, jobs=1, console=Console(quiet=True))
     return Runs(of, place)
 
 
@@ -49,19 +49,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def test_the_winner_is_that_of_the_whole_grid(early: Runs, whole: Runs) -> None:
-    for one, other in zip(early.cells(), whole.cells(), strict=True):
-        assert early.point(one) == whole.point(other)
-        files = [early.running(one)[0].histories()[0], whole.running(other)[0].histories()[0]]
+    for one, other in zip(early.cells, whole.cells, strict=True):
+        assert one.point == other.point
+        files = [one.running()[0].histories()[0], other.running()[0].histories()[0]]
         rows = [[{**row, "seconds": 0} for row in history.read(file)[1]] for file in files]
         assert rows[0] == rows[1]  # also where a run was made in stages
 
 
 def test_hopeless_points_end_at_their_stage(early: Runs, whole: Runs) -> None:
-    tried = early.tried(next(early.cells()))
+    tried = early.cells[0].tried
     assert [one.dropped for one in tried] == [True, False, False, False]
     assert [one.rounds for one in tried] == [16, 64, 64, 64]
     assert tried[-1].end.diverged
-    assert not any(one.dropped for one in whole.tried(next(whole.cells())))
+    assert not any(one.dropped for one in whole.cells[0].tried)
     rounds = {runs: sum(job.spec.rounds for job in runs.tuning()) for runs in (early, whole)}
     assert rounds[early] == rounds[whole] - 48
 
@@ -82,9 +82,7 @@ def test_a_study_that_is_run_again_makes_no_run_again(early: Runs) -> None:
     before = [path.stat().st_mtime_ns for path in paths]
     again = made(early.place, early.study)
     assert [path.stat().st_mtime_ns for path in paths] == before
-    assert [again.point(cell) for cell in again.cells()] == [
-        early.point(cell) for cell in early.cells()
-    ]
+    assert [cell.point for cell in again.cells] == [cell.point for cell in early.cells]
 
 
 def curve(values: list[float]) -> Curve:
@@ -105,17 +103,17 @@ def curve(values: list[float]) -> Curve:
 def test_who_is_hopeless(values: list[float], dropped: bool) -> None:
     (part,) = study().parts
     curves = {0: curve([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4]), 1: curve(values)}
-    assert (1 in halving.hopeless(part, curves, 0.25, 0.5)) is dropped
+    assert (1 in tuning.hopeless(part, curves, 0.25, 0.5)) is dropped
 
 
 def test_all_points_run_to_the_end_where_the_length_decides_the_numbers() -> None:
     (part,) = study().parts
     specs = [part.tuning_spec(SSF, point, part.rows[0]) for point in SSF.points()]
-    assert halving.stages(part, SSF, specs)
+    assert tuning.stages(part, SSF, specs)
     method = dataclasses.replace(specs[0].method, schedule="cosine")  # type: ignore[type-var]
-    assert not halving.stages(part, SSF, [dataclasses.replace(specs[0], method=method), *specs[1:]])
-    assert not halving.stages(part, SSF, [dataclasses.replace(one, rounds=12) for one in specs])
-    assert not halving.stages(part, SSF, specs[:2])
+    assert not tuning.stages(part, SSF, [dataclasses.replace(specs[0], method=method), *specs[1:]])
+    assert not tuning.stages(part, SSF, [dataclasses.replace(one, rounds=12) for one in specs])
+    assert not tuning.stages(part, SSF, specs[:2])
 
 
 def test_a_point_at_which_one_seed_diverges_does_not_end_the_study(tmp_path: Path) -> None:
@@ -126,10 +124,10 @@ def test_a_point_at_which_one_seed_diverges_does_not_end_the_study(tmp_path: Pat
     fedavg = Variant("fedavg", "FedAvg", "#000000", {}, {"method.lr": [0.01, 0.02, 0.036]})
     of = study(base=base, variants=[fedavg], seeds=3, tune_seeds="all")
     runs = made(tmp_path, of)
-    (cell,) = runs.cells()
+    (cell,) = runs.cells
     assert [job.complete() for job in runs.jobs()] == [True] * len(runs.jobs())
-    assert not runs.tried(cell)[2].end.whole
-    assert runs.curve(cell).rounds[-1] == 64
+    assert not cell.tried[2].end.whole
+    assert cell.curve.rounds[-1] == 64
 
 
 GRIDS = [
@@ -172,5 +170,5 @@ def test_a_rule_that_stops_the_slow_starters_changes_a_winner(
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     replayed = importlib.import_module("halving")
     monkeypatch.setattr(replayed, "STAGES", {0.25: 1.0, 0.5: 1.0})
-    monkeypatch.setattr(halving, "_at_the_end", lambda made, share: -1.0)
+    monkeypatch.setattr(tuning, "_at_the_end", lambda made, share: -1.0)
     assert any(early != whole for whole, early, _ in map(replayed.winners, GRIDS))

@@ -23,7 +23,7 @@ from test_report import TABLE
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
-from fedspan.study import command, live, results
+from fedspan.study import conduct, live, results
 from fedspan.study.request import requested
 
 
@@ -99,7 +99,7 @@ def test_a_comparison_is_followed_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text(tomli_w.dumps(TABLE))
     study = requested([tmp_path / "base.toml"], methods=["ssf as S,fedavg as F"], seeds=2)
     results.announce(study, tmp_path / "out", "fedspan compare …")
-    command.run(study, tmp_path / "out" / "runs", jobs=1, console=Console(quiet=True))
+    conduct.make_runs(study, tmp_path / "out" / "runs", jobs=1, console=Console(quiet=True))
     with served(tmp_path / "out") as address:
         running = asked(address)
         assert "<h1>S and F on the regression problem" in running["main"]

@@ -15,7 +15,8 @@ from browsing import SHORT, browse, drawn
 from rich.console import Console
 
 from conftest import SMALL
-from fedspan.study import chart, command, report, results, tables
+from fedspan.study import conduct, report, results, tables
+from fedspan.study.page import by_memory
 from fedspan.study.request import requested
 
 BASE: dict[str, Any] = {
@@ -46,7 +47,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [spec], methods=["fedavg,scaffold", "ssf:rank=0.5 as SSF"], seeds=2, budget=["rounds=2"]
         )
         formats = ["html", "md", "csv"]
-        command.compare(
+        conduct.conduct(
             study, place / name, resume=False, line="", console=Console(quiet=True), formats=formats
         )
     return place
@@ -107,7 +108,7 @@ def test_what_is_not_known_has_no_mark(shown: Path) -> None:
         dataclasses.replace(entry, client_memory=size)
         for entry, size in zip(entries, sizes, strict=True)
     ]
-    drawing = chart.by_memory(part, known)
+    drawing = by_memory(part, known)
     assert drawing is not None
     assert [(one["name"], one["x"]) for one in drawing["series"]] == [
         ("scaffold", {"memory": [2.0]})

@@ -12,7 +12,7 @@ from browsing import SHORT, browser_page, drawn
 from rich.console import Console
 from test_report import TABLE
 
-from fedspan.study import command, report
+from fedspan.study import conduct, report
 from fedspan.study.request import requested
 
 TOY = Path(__file__).parents[2] / "docs/results/toy"
@@ -41,7 +41,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "fedspan compare base.toml --out out",
         "fedspan compare base.toml --resume --out out",
     ):
-        command.compare(
+        conduct.conduct(
             study,
             place / "out",
             resume="--resume" in line,
@@ -63,7 +63,7 @@ def test_commands_that_change_a_comparison_are_added(tmp_path: Path) -> None:
     lines = ["fedspan compare base.toml", "fedspan compare base.toml --seeds 2 --resume"]
     for seeds, line in enumerate(lines, start=1):
         study = requested([tmp_path / "base.toml"], seeds=seeds)
-        command.compare(
+        conduct.conduct(
             study, tmp_path / "o", resume=seeds > 1, formats=["html"], line=line, console=QUIET
         )
     text = (tmp_path / "o" / "index.html").read_text()

@@ -10,9 +10,9 @@ from test_report import line
 
 from fedspan.study import tables
 from fedspan.study.curves import Tail
-from fedspan.study.model import Part, Row, Study, Variant
-from fedspan.study.published import compare, judge, number, orders, score, score_line
+from fedspan.study.model import Case, Part, Study, Variant
 from fedspan.study.results import Entry, Results
+from fedspan.study.tables import judge, number, orders, score
 
 CLOSE, FAR, DEAD = (
     Tail(1.14e-3, 1e-5, 0, 3),
@@ -35,11 +35,13 @@ SOME = Tail(1e-3, 1e-5, 1, 3)
     ],
 )
 def test_verdicts(ours: Tail, value: Any, holds: bool) -> None:
-    assert compare(ours, value, 0.15).holds is holds
+    judged, (entry,) = part("a", [ours], rows=[Case({}, {"a": value})], within=0.15)
+    assert judge(judged, entry).holds is holds
 
 
 def test_words() -> None:
-    assert compare(FAR, 1e-3, 0.15).distance == "+20 %"
+    judged, (entry,) = part("a", [FAR], rows=[Case({}, {"a": 1e-3})], within=0.15)
+    assert judge(judged, entry).distance == "+20 %"
     assert [tables.shown("loss", tail) for tail in (DEAD, SOME)] == [
         "diverged",
         "1.00e-3 ± 1e-5 (1 of 3 diverged)",
@@ -59,16 +61,12 @@ def part(names: str, ends: list[Tail], **changes: Any) -> tuple[Part, list[Entry
 
 
 def test_every_published_number_counts_once() -> None:
-    rows = [Row({"het": 2.0}, {"a": 1e-3, "b": 1e-3, "c": {"method.lr": 0.1}}), Row({"het": 3.0})]
+    rows = [Case({"het": 2.0}, {"a": 1e-3, "b": 1e-3, "c": {"method.lr": 0.1}}), Case({"het": 3.0})]
     judged, entries = part("abcd", [CLOSE, FAR, CLOSE, CLOSE], rows=rows, within=0.15)
     results = Results(Study("s", [judged]), {"p": entries}, "", 0.0, {})
-    counts, missed = score(results)
-    assert counts == {"A": (1, 1), "B": (0, 1)}
+    line, missed = score(results)
     assert missed == ["B, het 2: published 1.00e-3; +20 %"]
-    assert (
-        score_line(results)
-        == "Published numbers that our results reproduce within 15 %: A 1 of 1, B 0 of 1."
-    )
+    assert line == "Published numbers that our results reproduce within 15 %: A 1 of 1, B 0 of 1."
     assert judge(judged, entries[2]).holds is False  # another point was chosen
     assert judge(judged, entries[3]).holds is None
     cells = tables.results(judged, entries).texts()[0]
@@ -79,9 +77,9 @@ def test_every_published_number_counts_once() -> None:
 
 
 def test_a_short_run_is_not_judged() -> None:
-    short, entries = part("a", [FAR], rows=[Row({"het": 2.0}, {"a": 1e-3})])
+    short, entries = part("a", [FAR], rows=[Case({"het": 2.0}, {"a": 1e-3})])
     assert judge(short, entries[0]).holds is None
-    assert score_line(Results(Study("s", [short]), {"p": entries}, "", 0.0, {})) == ""
+    assert score(Results(Study("s", [short]), {"p": entries}, "", 0.0, {})) == ("", [])
 
 
 def test_an_order_holds_only_beyond_the_spread() -> None:

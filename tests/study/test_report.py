@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,21 @@ import torch
 
 import fedspan
 from conftest import SMALL, Interrupt
-from fedspan.api.run import run
+from fedspan.api.run import COSTS, run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
+from fedspan.core.sealed import write_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.methods.fedavg import FedAvg
 from fedspan.nn.models import mlp
 from fedspan.study import figures, report, tables
-from fedspan.study.chart import chart
-from fedspan.study.curves import Curve, Tail
-from fedspan.study.model import Part, Row, Variant
-from fedspan.study.pareto import pareto, reach
-from fedspan.study.parse import study_of
+from fedspan.study.curves import Curve, Series, Tail, find, labels, pareto, reach
+from fedspan.study.model import Case, Part, Variant, study_of
+from fedspan.study.page import chart
+from fedspan.study.report import titled
 from fedspan.study.results import Entry
-from fedspan.study.series import Series, find, labels
-from fedspan.study.titles import problem, titled
+from fedspan.study.verdict import problem
+from fedspan.tasks.regression import Regression
 
 TABLE: dict[str, Any] = {
     "rounds": 12,
@@ -111,17 +112,17 @@ def test_the_pareto_front_is_what_nobody_beats_for_less() -> None:
     cheap = line("cheap", [1.0, 0.9, 0.8, 0.7, 0.6, 0.55, 0.5, 0.45], up=10)
     dear = line("dear", [1.0, 0.4, 0.2], up=40)
     found = pareto([cheap, dear], "loss", "min", "up")
-    assert [(stop.series, stop.cost) for stop in found] == [
+    assert [(number, cost) for number, cost, _ in found] == [
         (1, 40.0),
         (1, 80.0),
     ]  # 0.85 at 10 bytes, on the way to 0.4
     slow = line("slow", [1.0, 0.99, 0.4, 0.2], up=20)
     found = pareto([cheap, slow], "loss", "min", "up")
-    assert [(stop.series, stop.cost) for stop in found] == [(0, 10), (0, 20), (1, 40), (1, 60)]
+    assert [(number, cost) for number, cost, _ in found] == [(0, 10), (0, 20), (1, 40), (1, 60)]
     assert reach([cheap, slow], "loss", "min", "total") == {0: (20, 40), 1: (80, 120)}
     assert pareto([cheap, slow], "loss", "max", "up") == []  # they only get worse
     still = line("still", [1.0, 0.5, 0.5, 0.4, 0.4])
-    assert [stop.cost for stop in pareto([still], "loss", "min", "up")] == [
+    assert [cost for _, cost, _ in pareto([still], "loss", "min", "up")] == [
         10,
         30,
     ]  # the same for more is no gain
@@ -130,7 +131,7 @@ def test_the_pareto_front_is_what_nobody_beats_for_less() -> None:
 def test_what_diverged_is_not_pareto_optimal() -> None:
     runs = [rows_of([1.0, 0.1, 0.01]), rows_of([1.0, 0.1, None])]
     both = Series.of("x", "", {"rounds": 2}, (0, 1), runs)
-    assert [stop.cost for stop in pareto([both], "loss", "min", "up")] == [10]
+    assert [cost for _, cost, _ in pareto([both], "loss", "min", "up")] == [10]
 
 
 def test_runs_are_named_by_what_sets_them_apart() -> None:
@@ -195,7 +196,7 @@ def test_a_report_of_runs(runs: Path, tmp_path: Path) -> None:
 
 
 def test_a_report_of_a_fit_and_of_any_metric(tmp_path: Path) -> None:
-    """`fit` knows no task; what cannot be said of its clients is left out."""
+    """`fit` knows no task; what its clients keep is recorded by the run."""
     x, y = torch.randn(30, 1, 8, 8), torch.arange(30) % 3
     clients = [(x[part], y[part]) for part in torch.arange(30).split(10)]
     method = FedAvg(lr=0.1, local_steps=2)
@@ -205,7 +206,7 @@ def test_a_report_of_a_fit_and_of_any_metric(tmp_path: Path) -> None:
     report.report([tmp_path / "fit"], tmp_path / "out", ["md"], None, "")
     text = (tmp_path / "out" / "tables.md").read_text()
     assert "last accuracy, %" in text
-    assert "client state" not in text
+    assert "client state" in text
     report.report([tmp_path / "fit" / "history.jsonl"], tmp_path / "out", ["md"], "loss", "")
     assert "last test loss" in (tmp_path / "out" / "tables.md").read_text()
 
@@ -301,7 +302,7 @@ def test_every_line_lies_in_its_panel(tmp_path: Path, monkeypatch: pytest.Monkey
     kept: list[Any] = []
     monkeypatch.setattr(figures, "save", lambda figure, path, legend: kept.append(figure) or path)
     part, entries = entries_of([line("high", [1.0, 0.9, 0.8]), line("low", [1.0, 0.1, 1e-3])])
-    rows = [Row({"n": n}) for n in (0, 1)]
+    rows = [Case({"n": n}) for n in (0, 1)]
     placed = [dataclasses.replace(entry, row=n) for n, entry in enumerate(entries)]
     figures.draw(dataclasses.replace(part, rows=rows), placed, tmp_path / "x")
     for axis in kept[0].axes:
@@ -309,3 +310,20 @@ def test_every_line_lies_in_its_panel(tmp_path: Path, monkeypatch: pytest.Monkey
         for drawn in axis.get_lines():
             assert low <= min(drawn.get_ydata()) <= max(drawn.get_ydata()) <= high
             assert drawn.get_marker() != "None"
+
+
+def test_a_report_builds_no_task(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads what the runs have recorded, also of an interrupted one; a run without a record has no such column."""
+    monkeypatch.setattr(Regression, "build", lambda *_: pytest.fail("a task was built"))
+    report.report([runs], tmp_path, ["md"], None, "")
+    assert "client state, kB" in (tmp_path / "tables.md").read_text()
+    old = tmp_path / "old"
+    shutil.copytree(runs / "fedavg", old)
+    (old / COSTS).unlink()
+    report.report([old], tmp_path, ["md"], None, "")
+    assert "client state, kB" not in (tmp_path / "tables.md").read_text()
+    write_table(old / COSTS, {"client_state": "many"})
+    with pytest.raises(CheckpointError, match=r"costs.json' is damaged: 'client_state' is 'many'"):
+        report.report([old], tmp_path, ["md"], None, "")

@@ -12,11 +12,9 @@ from browsing import SHORT, browse, drawn
 from rich.console import Console
 from test_report import TABLE
 
-from fedspan.study import command, results
-from fedspan.study.curves import Axis
-from fedspan.study.pareto import pareto
+from fedspan.study import conduct, results
+from fedspan.study.curves import Axis, Series, pareto
 from fedspan.study.request import requested
-from fedspan.study.series import Series
 
 WIDE = ("", 1100)
 
@@ -32,7 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         grids=["ssf:lr=0.01,0.05"],
         seeds=2,
     )
-    command.compare(
+    conduct.conduct(
         study,
         place / "out",
         jobs=1,
@@ -159,9 +157,9 @@ def test_the_drawn_pareto_front_is_that_of_the_tables(page: Path) -> None:
     for (axis, unit), stops in zip(axes, seen, strict=True):
         wanted = pareto(of_page(page), "rel_err", "min", axis)
         assert len(wanted) > 3
-        assert [stop.series for stop in wanted] == [number for number, _, _ in stops]
+        assert [number for number, _, _ in wanted] == [number for number, _, _ in stops]
         np.testing.assert_allclose(
-            [[s.cost / unit, s.value] for s in wanted], [s[1:] for s in stops], rtol=1e-4
+            [[cost / unit, value] for _, cost, value in wanted], [s[1:] for s in stops], rtol=1e-4
         )
 
 

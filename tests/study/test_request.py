@@ -15,8 +15,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
-from fedspan.study.model import Part
-from fedspan.study.parse import table_of
+from fedspan.study.model import Part, table_of
 from fedspan.study.request import entries, requested, split
 
 
@@ -116,7 +115,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "grid of the task": ({"grids": ["task.het=1,2"]}, "'task.het' is not a setting of it"),
     "grid of another's key": (
         {"methods": ["ssf,fedavg"], "grids": ["refresh=1,2"]},
-        "[method]` has no key 'refresh'",
+        "fedavg has no setting 'refresh'; give it for the methods that have it",
     ),
     "bad value": ({"grids": ["lr=0.1,-1"]}, "lr` must be a positive number, got -1"),
     "metric": ({"metric": "accuracy"}, "`--metric` must be one of loss, rel_err, got 'accuracy'"),

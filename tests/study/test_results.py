@@ -21,8 +21,8 @@ from fedspan.core import registry
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine.lock import lock_dir
-from fedspan.study import command, jobs, report, results
-from fedspan.study.parse import study_of
+from fedspan.study import conduct, jobs, report, results
+from fedspan.study.model import study_of
 from fedspan.study.request import requested
 from fedspan.study.tuning import Runs
 
@@ -55,13 +55,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study with rows, and a plain comparison."""
     place = tmp_path_factory.mktemp("made")
     formats = list(report.FORMATS)
-    command.make(
+    conduct.conduct(
         study_of(ROWS), place / "rows", jobs=1, formats=formats, line="fedspan …", console=QUIET
     )
     plain = requested(
         [spec_file(place)], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2
     )
-    command.compare(plain, place / "plain", resume=False, console=QUIET, line="", formats=formats)
+    conduct.conduct(plain, place / "plain", resume=False, console=QUIET, line="", formats=formats)
     return place
 
 
@@ -126,11 +126,11 @@ def test_long_curves_are_thinned_and_results_are_not(tmp_path: Path) -> None:
         "method": {"name": "fedavg", "lr": 0.02, "local_steps": 1},
     }
     study = study_of(table | {"base": base, "variants": {"fedavg": {}}})
-    command.make(study, tmp_path, jobs=1, formats=["md"], line="", console=QUIET)
+    conduct.conduct(study, tmp_path, jobs=1, formats=["md"], line="", console=QUIET)
     (entry,) = results.load(tmp_path).entries["comparison"]
     assert len(entry.series.curve("rel_err").rounds) < 250
     runs = Runs(study, tmp_path / "runs")
-    whole = runs.curve((study.parts[0], *study.parts[0].cells()[0]))
+    whole = runs.cells[0].curve
     assert len(whole.rounds) == 901
     assert entry.final.mean == pytest.approx(whole.values[0, -450:].mean(), rel=1e-7)
 
@@ -189,7 +189,7 @@ def test_a_setting_that_is_added_later_does_not_hide_old_runs(
     """A newer version of a method and of the task has one more setting each, with a default."""
     study = requested([spec_file(tmp_path)], seeds=1)
     (part,) = study.parts
-    command.run(study, tmp_path / "runs", jobs=1, console=QUIET)
+    conduct.make_runs(study, tmp_path / "runs", jobs=1, console=QUIET)
     before = Runs(study, tmp_path / "runs").final()
     for kind, name in (("method", "ssf"), ("task", "regression")):
         old: Any = registry.choices(kind)[name]
@@ -230,7 +230,7 @@ def test_a_study_that_another_process_makes_is_left_alone(made: Path, tmp_path: 
         name: (tmp_path / "plain" / name).read_bytes() for name in (results.STUDY, results.CURVES)
     }
     with lock_dir(tmp_path / "plain"), pytest.raises(SpecError, match="another process"):
-        command.make(
+        conduct.conduct(
             study_of(ROWS), tmp_path / "plain", jobs=1, formats=["md"], line="", console=QUIET
         )
     assert {name: (tmp_path / "plain" / name).read_bytes() for name in before} == before
@@ -274,7 +274,7 @@ def test_damaged_runs_are_run_again_or_refused(
         [spec_file(tmp_path)], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2
     )
     try:
-        command.compare(
+        conduct.conduct(
             plain, tmp_path / "plain", resume=True, console=QUIET, line="", formats=["md"]
         )
     except FedspanError as error:

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from conftest import RUN
 from fedspan.core.spec import Spec
-from fedspan.study import command, execute
+from fedspan.study import conduct, execute
+from fedspan.study.execute import Queue, work
 from fedspan.study.jobs import Job
 from fedspan.study.model import Part, Study, Variant
-from fedspan.study.schedule import Schedule, work
 from fedspan.study.tuning import Runs
 
 SPEEDS = {"fedavg": 1.0, "ssf": 5.0}  # seconds per unit of work
@@ -39,7 +39,7 @@ def timed(name: str, rounds: int, number: int, made: list[Path], keep: bool = Fa
     return Timed(Spec.from_table(table), Path(f"{name}-{number}"), 1, keep, made)
 
 
-def makespan(schedule: Schedule, in_order: bool) -> tuple[float, list[str]]:
+def makespan(schedule: Queue, in_order: bool) -> tuple[float, list[str]]:
     """When two processes have made all runs, and the order in which these began."""
     now, running, order = 0.0, list[tuple[float, int, Any]](), list[str]()
     while True:
@@ -67,7 +67,7 @@ def mixed(made: list[Path]) -> list[Timed]:
 
 def test_the_longest_runs_begin_first() -> None:
     made: list[Path] = []
-    ends = {in_order: makespan(Schedule(mixed([])), in_order)[0] for in_order in (True, False)}
+    ends = {in_order: makespan(Queue(mixed([])), in_order)[0] for in_order in (True, False)}
     best = sum(SPEEDS[name] * count for name, count in (("fedavg", 8), ("ssf", 3))) / 2
     one = work(timed("fedavg", 10, 0, made))
     assert ends[False] <= (best + 1) * one < ends[True]
@@ -76,7 +76,7 @@ def test_the_longest_runs_begin_first() -> None:
 def test_finished_runs_tell_how_long_others_take() -> None:
     made = [Path("ssf-9"), Path("fedavg-9")]
     known = [timed("ssf", 10, 9, made), timed("fedavg", 10, 9, made)]
-    schedule = Schedule([*known, timed("fedavg", 30, 0, made), timed("ssf", 10, 1, made)])
+    schedule = Queue([*known, timed("fedavg", 30, 0, made), timed("ssf", 10, 1, made)])
     first = schedule.take()
     assert first is not None
     assert first.run_dir == Path("ssf-1")  # 5 × 10 against 30
@@ -85,7 +85,7 @@ def test_finished_runs_tell_how_long_others_take() -> None:
 def test_tuning_comes_before_what_waits_for_it_and_a_directory_is_used_once() -> None:
     made: list[Path] = []
     later = [timed("ssf", 100, 1, made)]
-    schedule = Schedule(
+    schedule = Queue(
         [timed("ssf", 5, 1, made, keep=True)], lambda: [later.pop()] if made and later else []
     )
     first = schedule.take()
@@ -113,14 +113,14 @@ def test_runs_at_chosen_points_begin_when_their_own_tuning_is_done(
     if processes == 2:
         order: list[str] = []
         monkeypatch.setattr(execute, "_apart", lambda todo, *_: _one_by_one(todo, order))
-    command.run(study, tmp_path, jobs=processes, console=Console(quiet=True))
+    conduct.make_runs(study, tmp_path, jobs=processes, console=Console(quiet=True))
     runs = Runs(study, tmp_path)
     assert all(job.complete() for job in runs.jobs())
     if processes == 2:
         assert len(order) == len({job.run_dir for job in runs.jobs()})
 
 
-def _one_by_one(todo: Schedule, order: list[str]) -> Any:
+def _one_by_one(todo: Queue, order: list[str]) -> Any:
     """The schedule of several processes, in this one."""
     while (job := todo.take()) is not None:
         order.append(str(job.run_dir))

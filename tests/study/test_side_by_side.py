@@ -22,7 +22,7 @@ from fedspan.cli.app import app
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
-from fedspan.study import command, execute, jobs, report, tables
+from fedspan.study import conduct, execute, jobs, report, tables
 from fedspan.study.model import Study
 from fedspan.study.request import requested
 from fedspan.study.results import Results
@@ -48,7 +48,7 @@ def spec_file(place: Path, name: str = "base.toml", **changes: Any) -> Path:
 
 def carry(study: Study, out: Path, resume: bool = False, **more: Any) -> Results:
     options: dict[str, Any] = {"jobs": 1, "formats": ["md", "csv"]} | more
-    return command.compare(study, out, resume=resume, line="", console=QUIET, **options)
+    return conduct.conduct(study, out, resume=resume, line="", console=QUIET, **options)
 
 
 def too_large(real: Any) -> Any:

@@ -17,7 +17,7 @@ from fedspan.cli import reproduce
 from fedspan.core.errors import DataError, FedspanError, SpecError
 from fedspan.core.spec import read_toml
 from fedspan.data import sets
-from fedspan.study import command, parse, report
+from fedspan.study import conduct, model, report
 from fedspan.study.model import Part, Study, laid_over
 from fedspan.study.tuning import Runs
 
@@ -37,11 +37,11 @@ SCALES = {
 
 
 def test_the_studies_there_are() -> None:
-    assert parse.names() == sorted(SCALES)
+    assert model.names() == sorted(SCALES)
     for name in SCALES:
         assert name in str(reproduce.command.__doc__)
     with pytest.raises(SpecError, match="`study` must be one of"):
-        parse.committed("theory")
+        model.committed("theory")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_studies_there_are() -> None:
 )
 def test_every_scale_makes_valid_specs(name: str, scale: str) -> None:
     """Every point of every grid in every row; and the study survives being written to a file."""
-    study = parse.committed(name, scale)
+    study = model.committed(name, scale)
     for part in study.parts:
         free = dataclasses.replace(part, budget=None)  # a budget of bytes is planned on the data
         for row, variant in free.cells():
@@ -59,15 +59,15 @@ def test_every_scale_makes_valid_specs(name: str, scale: str) -> None:
             assert {part.variant(one).name for one in names} == set(names)
         for row in part.rows:
             assert {part.variant(one).name for one in row.published} == set(row.published)
-    assert parse.study_of(tomllib.loads(tomli_w.dumps(parse.table_of(study)))) == study
-    assert all(part.seeds == 7 for part in parse.committed(name, scale, 7).parts)
+    assert model.study_of(tomllib.loads(tomli_w.dumps(model.table_of(study)))) == study
+    assert all(part.seeds == 7 for part in model.committed(name, scale, 7).parts)
     with pytest.raises(SpecError, match="scale"):
-        parse.committed(name, "huge")
+        model.committed(name, "huge")
 
 
 def test_ssf_is_tuned_to_larger_steps_on_cifar100() -> None:
     """Its grid reaches to 1/ρ times that of SCAFFOLD."""
-    part = parse.committed("cifar100").parts[0]
+    part = model.committed("cifar100").parts[0]
     grids = {variant.name: variant.grid["method.lr"] for variant in part.variants}
     assert max(grids["ssf"]) >= 5 * max(grids["scaffold"])
 
@@ -76,7 +76,7 @@ def test_ssf_is_tuned_to_larger_steps_on_cifar100() -> None:
     "file", sorted((ROOT / "benchmarks/map").glob("*.toml")), ids=lambda path: path.stem
 )
 def test_the_maps_are_studies_too(file: Path) -> None:
-    (part,) = parse.study_of(read_toml(file)).parts
+    (part,) = model.study_of(read_toml(file)).parts
     free = dataclasses.replace(
         part, budget=None
     )  # a budget of bytes is planned on the data, which may not be here
@@ -88,10 +88,10 @@ def test_the_maps_are_studies_too(file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mnist", "cifar100"])
 def test_studies_of_networks_run_in_small(name: str, tmp_path: Path) -> None:
-    study = parse.committed(name, "smoke")
+    study = model.committed(name, "smoke")
     if name == "mnist":  # two of seven parts
         study = dataclasses.replace(study, parts=study.parts[:1] + study.parts[4:5])
-    command.make(
+    conduct.conduct(
         study, tmp_path, jobs=1, formats=report.FORMATS, line="fedspan reproduce", console=QUIET
     )
     page, text = (tmp_path / "index.html").read_text(), (tmp_path / "tables.md").read_text()
@@ -109,8 +109,8 @@ def test_every_other_study_runs_in_small_on_what_comes_with_fedspan(
 ) -> None:
     with pytest.MonkeyPatch.context() as here:
         here.setenv("FEDSPAN_DATA", str(tmp_path / "none"))
-        study = parse.committed(name, "smoke")
-        found = command.make(
+        study = model.committed(name, "smoke")
+        found = conduct.conduct(
             study, tmp_path, jobs=1, formats=["md"], line="fedspan reproduce", console=QUIET
         )
     assert not [
@@ -131,13 +131,13 @@ def test_a_study_without_its_data_names_the_command_and_writes_nothing(
     }
     for name, command_line in wanted.items():
         with pytest.raises(DataError, match=f"run `fedspan data get {command_line}` first"):
-            command.reproduce(
+            conduct.reproduce(
                 name, out, scale="laptop", seeds=1, jobs=1, again=False, console=QUIET
             )
     assert not out.exists()
     (out / "runs").mkdir(parents=True)
     with pytest.raises(DataError, match="run `fedspan data get mnist` first"):
-        command.reproduce("mnist", out, scale="laptop", seeds=1, jobs=1, again=True, console=QUIET)
+        conduct.reproduce("mnist", out, scale="laptop", seeds=1, jobs=1, again=True, console=QUIET)
     assert (out / "runs").exists()  # nor is anything deleted
 
 
@@ -159,7 +159,7 @@ def test_a_study_with_damaged_data_names_the_command_and_writes_nothing(
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file).write_bytes(b"damaged")
         with pytest.raises(DataError, match=f"run `fedspan data get {data}`"):
-            command.reproduce(
+            conduct.reproduce(
                 study, tmp_path / "out", scale=None, seeds=1, jobs=1, again=False, console=QUIET
             )
         assert not (tmp_path / "out").exists()
@@ -168,21 +168,21 @@ def test_a_study_with_damaged_data_names_the_command_and_writes_nothing(
 
 
 def test_a_study_of_which_every_run_failed_ends_in_one_line(tmp_path: Path) -> None:
-    study = parse.committed("mnist", "smoke")
+    study = model.committed("mnist", "smoke")
     wrong = {"task": {"classes": 20}}
     few = [dataclasses.replace(part, base=laid_over(part.base, wrong)) for part in study.parts[:2]]
     study = dataclasses.replace(study, parts=few)
     with pytest.raises(
         FedspanError, match=r"every run failed, the first one so: `task.classes` is 20"
     ):
-        command.make(study, tmp_path, jobs=1, formats=report.FORMATS, line="", console=QUIET)
+        conduct.conduct(study, tmp_path, jobs=1, formats=report.FORMATS, line="", console=QUIET)
     assert not (tmp_path / "index.html").exists()
 
 
 @pytest.mark.parametrize("name", ["ssf", "scaffold"])
 def test_the_published_benchmark_takes_its_first_rounds(name: str, tmp_path: Path) -> None:
     """ResNet-110 with BatchNorm as at the paper's scale, but with fewer steps and clients, on digits."""
-    (part,) = parse.committed("cifar100", "paper", 1).parts
+    (part,) = model.committed("cifar100", "paper", 1).parts
     few = {
         "rounds": 2,
         "batch_size": 4,
@@ -206,7 +206,7 @@ FEW = {"rounds": 5, "eval_every": 1}
 
 def tiny() -> Study:
     """A few rounds of everything but the search, which must find the published step sizes."""
-    study = parse.committed("toy", "smoke", 2)
+    study = model.committed("toy", "smoke", 2)
     others = [dataclasses.replace(part, base=laid_over(part.base, FEW)) for part in study.parts[1:]]
     return dataclasses.replace(study, parts=[study.parts[0], *others])
 
@@ -214,14 +214,15 @@ def tiny() -> Study:
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("toy")
-    command.make(tiny(), out, jobs=1, formats=["html", "md"], line="", console=QUIET)
+    conduct.conduct(tiny(), out, jobs=1, formats=["html", "md"], line="", console=QUIET)
     return out
 
 
 def test_the_search_finds_the_published_steps(toy: Path) -> None:
     runs, search = Runs(tiny(), toy / "runs"), tiny().parts[0]
-    for row, variant in search.cells():
-        assert runs.point((search, row, variant)) == row.published["scaffold"]
+    for cell in runs.cells:
+        if cell.part.name == search.name:
+            assert cell.point == cell.row.published["scaffold"]
 
 
 def test_parts_share_their_runs(toy: Path) -> None:

@@ -13,13 +13,13 @@ from rich.console import Console
 from conftest import SMALL
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine import history
-from fedspan.study import command, tables
+from fedspan.study import conduct, tables
 from fedspan.study.budget import Budget
 from fedspan.study.execute import execute
 from fedspan.study.jobs import jobs_of, place_of, seconds
-from fedspan.study.model import Part, Row, Study, Variant, filled, laid_over
+from fedspan.study.model import Case, Part, Study, Variant, filled, laid_over
 from fedspan.study.results import collect
-from fedspan.study.tuning import Runs, edges, final
+from fedspan.study.tuning import Cell, Runs, edges
 
 QUIET = Console(quiet=True)
 IMAGES: dict[str, Any] = {
@@ -50,24 +50,24 @@ def study(**changes: Any) -> Study:
     return Study("s", [Part(name="comparison", **usual | changes)])
 
 
-def cell(runs: Runs, variant: Variant) -> Any:
-    (part,) = runs.study.parts
-    return part, part.rows[0], variant
+def cell(runs: Runs, variant: Variant) -> Cell:
+    part = runs.study.parts[0]
+    return runs.cell(part, part.rows[0], variant)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     place = tmp_path_factory.mktemp("runs")
-    command.run(study(), place, jobs=1, console=QUIET)
+    conduct.make_runs(study(), place, jobs=1, console=QUIET)
     return Runs(study(), place)
 
 
 def test_the_best_point_is_chosen_and_a_divergence_is_not(runs: Runs) -> None:
-    tried = runs.tried(cell(runs, FEDAVG))
+    tried = cell(runs, FEDAVG).tried
     assert [one.end.diverged for one in tried] == [0, 0, 1]
-    assert [runs.point(cell(runs, v)) for v in (FEDAVG, SSF)] == [{"method.lr": 0.3}] * 2
+    assert [cell(runs, v).point for v in (FEDAVG, SSF)] == [{"method.lr": 0.3}] * 2
     assert not edges(FEDAVG, {"method.lr": 0.3})
-    assert runs.tried(cell(runs, SSF)) == []
+    assert cell(runs, SSF).tried == []
 
 
 def test_a_point_at_an_end_of_the_grid_is_marked(runs: Runs) -> None:
@@ -79,9 +79,9 @@ def test_a_point_at_an_end_of_the_grid_is_marked(runs: Runs) -> None:
 
 def test_later_seeds_do_not_change_the_choice(runs: Runs) -> None:
     """Tuning reads its own seed and its own rounds, although the same directory now holds more."""
-    tried = runs.tried(cell(runs, FEDAVG))
+    tried = cell(runs, FEDAVG).tried
     assert [one.end.seeds for one in tried] == [1, 1, 1]
-    assert runs.curve(cell(runs, FEDAVG)).values.shape == (2, 5)
+    assert cell(runs, FEDAVG).curve.values.shape == (2, 5)
     place = place_of(runs.study.parts[0].spec(FEDAVG, {"method.lr": 0.3}), runs.place)
     rows = history.read(place / "seed-0" / "history.jsonl")[1]
     assert tried[1].end.mean == pytest.approx((rows[1]["accuracy"] + rows[2]["accuracy"]) / 2)
@@ -90,12 +90,12 @@ def test_later_seeds_do_not_change_the_choice(runs: Runs) -> None:
 def test_equal_bytes(runs: Runs) -> None:
     """SSF sends less, so at its bytes FedAvg is read at an earlier round."""
     (part,), fedavg, ssf = runs.study.parts, cell(runs, FEDAVG), cell(runs, SSF)
-    cost = runs.equal_cost(part, part.rows[0], "up")
-    assert cost == runs.curve(ssf).up[-1] < runs.curve(fedavg).up[-1]
-    assert runs.at(ssf, "up", cost) == final(part, runs.curve(ssf))
-    rows = int((runs.curve(fedavg).up <= cost).sum())
-    kept = runs.curve(fedavg).values[:, :rows][:, -2:]
-    assert runs.at(fedavg, "up", cost).mean == pytest.approx(kept.mean())
+    cost = cell(runs, SSF).equal_cost("up")
+    assert cost == ssf.curve.up[-1] < fedavg.curve.up[-1]
+    assert ssf.at("up", cost) == part.result(ssf.curve)
+    rows = int((fedavg.curve.up <= cost).sum())
+    kept = fedavg.curve.values[:, :rows][:, -2:]
+    assert fedavg.at("up", cost).mean == pytest.approx(kept.mean())
 
 
 def test_another_cost_may_need_another_step(runs: Runs) -> None:
@@ -104,32 +104,31 @@ def test_another_cost_may_need_another_step(runs: Runs) -> None:
     for rounds in (2, 4):
         tails = {
             one.point["method.lr"]: one.curve.until(rounds).tail(2)
-            for one in runs.tried(fedavg)
+            for one in fedavg.tried
             if one.curve
         }
         best = max((lr for lr, tail in tails.items() if tail.whole), key=lambda lr: tails[lr].mean)
         wanted = (
-            runs.at(fedavg, "round", rounds) if best == 0.3 else tails[best]
+            fedavg.at("round", rounds) if best == 0.3 else tails[best]
         )  # 0.3 was chosen and has all seeds
-        assert runs.tuned_at(fedavg, "round", rounds) == wanted
-    assert runs.tuned_at(ssf, "round", 4) == runs.at(ssf, "round", 4)
+        assert fedavg.tuned_at("round", rounds) == wanted
+    assert ssf.tuned_at("round", 4) == ssf.at("round", 4)
 
 
 def test_a_budget_of_bytes_is_also_shown_in_rounds_and_in_both_directions(runs: Runs) -> None:
     (part,) = runs.study.parts
-    limit = Budget({"up": runs.equal_cost(part, part.rows[0], "up")})
+    limit = Budget({"up": cell(runs, SSF).equal_cost("up")})
     limited = study(budget=limit)
     within, (part,) = Runs(limited, runs.place), limited.parts
     entries = collect(limited, runs.place, "").entries["comparison"]
     grid = tables.results(part, entries)
-    rounds, total = (within.equal_cost(part, part.rows[0], axis) for axis in ("round", "total"))
+    rounds, total = (cell(within, SSF).equal_cost(axis) for axis in ("round", "total"))
     assert grid.header[4:6] == [
         f"{Budget({'total': total}).words()}, best of grid",
         f"{rounds:g} rounds, best of grid",
     ]
     expected = [
-        tables.shown("accuracy", within.tuned_at(cell(within, v), "total", total))
-        for v in (SSF, FEDAVG)
+        tables.shown("accuracy", cell(within, v).tuned_at("total", total)) for v in (SSF, FEDAVG)
     ]  # the best first
     assert [row[4] for row in grid.rows] == expected
 
@@ -144,7 +143,7 @@ def test_the_tables(runs: Runs) -> None:
     assert tuned[2][3:] == ["diverged", ""]
     assert [row[4] for row in tuned] == ["", "chosen", ""]
     assert grid.markdown().count("\n") == 4
-    assert entries[1].best.mean == pytest.approx(runs.curve(cell(runs, SSF)).values.max(1).mean())
+    assert entries[1].best.mean == pytest.approx(cell(runs, SSF).curve.values.max(1).mean())
 
 
 def test_what_is_done_is_not_run_again(runs: Runs) -> None:
@@ -224,64 +223,64 @@ STEPS = Variant("fedavg", "FedAvg", "#E69F00", {}, {"method.lr": [0.1, 0.03, 0.0
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Noisy gradients: a long step is ahead in the first rounds, a shorter one in the end."""
     plain: dict[str, Any] = {"base": TOY, "seeds": 2, "metric": "rel_err", "goal": "min", "tail": 2}
-    rows = [Row({"het": 0.0}), Row({"het": 1.0}, variants=["ssf"], target=0.5)]
+    rows = [Case({"het": 0.0}), Case({"het": 1.0}, variants=["ssf"], target=0.5)]
     het = plain | {"base": laid_over(TOY, {"task": {"het": "$het"}}), "rows": rows}
     ssf = Variant("ssf", "SSF", "#0072B2", {"method": {"name": "ssf", "rank": 0.5}}, {})
     parts = [
         Part(name="comparison", variants=[STEPS], **plain),
-        Part(name="search", variants=[STEPS], **het | {"rows": [rows[0], Row({"het": 1.0})]}),
+        Part(name="search", variants=[STEPS], **het | {"rows": [rows[0], Case({"het": 1.0})]}),
         Part(name="others", variants=[STEPS, ssf], tuned_in="search.fedavg", **het),
     ]
     found = Runs(Study("toy", parts), tmp_path_factory.mktemp("toy"))
-    command.run(found.study, found.place, jobs=1, console=QUIET)
+    conduct.make_runs(found.study, found.place, jobs=1, console=QUIET)
     return Runs(found.study, found.place)
 
 
 def test_the_step_that_ends_lowest_is_chosen(toy: Runs) -> None:
-    one = toy.study.parts[0], toy.study.parts[0].rows[0], STEPS
-    ends = {tried.point["method.lr"]: tried.end.mean for tried in toy.tried(one)}
-    assert toy.point(one)["method.lr"] == min(ends, key=lambda lr: ends[lr]) < 0.1
+    one = cell(toy, STEPS)
+    ends = {tried.point["method.lr"]: tried.end.mean for tried in one.tried}
+    assert one.point["method.lr"] == min(ends, key=lambda lr: ends[lr]) < 0.1
 
 
 @pytest.mark.parametrize("axis", ["round", "up", "total"])
 def test_for_fewer_rounds_or_bytes_a_longer_step_is_read_off_the_grid(toy: Runs, axis: Any) -> None:
     """On tuning's own seeds, at the last rows within the cost."""
-    one = toy.study.parts[0], toy.study.parts[0].rows[0], STEPS
-    longest = toy.tried(one)[0].curve
+    one = cell(toy, STEPS)
+    longest = one.tried[0].curve
     assert longest is not None
     cost = float(longest.spent(axis)[4])
-    found = toy.tuned_at(one, axis, cost)
+    found = one.tuned_at(axis, cost)
     assert found.mean == pytest.approx(longest.values[:, 3:5].mean(), rel=1e-12)
     assert found.seeds == 1
-    assert found.mean < 0.9 * toy.at(one, axis, cost).mean
+    assert found.mean < 0.9 * one.at(axis, cost).mean
 
 
 def test_at_the_whole_cost_it_is_the_point_that_was_chosen(toy: Runs) -> None:
     """On all seeds: that one seed did better at another step is no reason to show that seed alone."""
     part = toy.study.parts[0]
-    one = part, part.rows[0], STEPS
-    assert toy.tuned_at(one, "round", 60) == toy.at(one, "round", 60) == final(part, toy.curve(one))
+    one = cell(toy, STEPS)
+    assert one.tuned_at("round", 60) == one.at("round", 60) == part.result(one.curve)
 
 
 def test_every_variant_takes_the_point_of_another_part_at_the_same_row(toy: Runs) -> None:
     search, others = toy.study.parts[1:]
-    cells = [(others, row, variant) for row, variant in others.cells()]
-    assert [(row.values["het"], v.name) for _, row, v in cells] == [
+    cells = [toy.cell(others, row, variant) for row, variant in others.cells()]
+    assert [(one.row.values["het"], one.variant.name) for one in cells] == [
         (0.0, "fedavg"),
         (0.0, "ssf"),
         (1.0, "ssf"),
     ]
     for one in cells:
-        same = next(row for row in search.rows if row.values == one[1].values)
-        assert toy.point(one) == toy.point((search, same, STEPS))
-        assert toy.series(one).spec["task"]["het"] == one[1].values["het"]
-        assert toy.tried(one) == []
+        same = next(row for row in search.rows if row.values == one.row.values)
+        assert one.point == toy.cell(search, same, STEPS).point
+        assert one.series.spec["task"]["het"] == one.row.values["het"]
+        assert one.tried == []
 
 
 def test_the_cost_of_a_level(toy: Runs) -> None:
     others = toy.study.parts[2]
-    one = others, others.rows[1], others.variants[1]
-    curve, found = toy.curve(one), toy.reached(one)
+    one = toy.cell(others, others.rows[1], others.variants[1])
+    curve, found = one.curve, one.reached
     assert found is not None
     place = list(curve.rounds).index(found[0])
     assert curve.values.mean(0)[place] < 0.5 <= curve.values.mean(0)[place - 1]
@@ -289,6 +288,8 @@ def test_the_cost_of_a_level(toy: Runs) -> None:
     never = dataclasses.replace(others.rows[1], target=1e-9)
     part = dataclasses.replace(others, rows=[others.rows[0], never])
     assert (
-        Runs(Study("toy", [toy.study.parts[1], part]), toy.place).reached((part, never, one[2]))
+        Runs(Study("toy", [toy.study.parts[1], part]), toy.place)
+        .cell(part, never, one.variant)
+        .reached
         is None
     )

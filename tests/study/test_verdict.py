@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from fedspan.study.budget import Budget
-from fedspan.study.curves import Curve
-from fedspan.study.model import Part, Row, Variant
+from fedspan.study.curves import Curve, Series
+from fedspan.study.model import Case, Part, Variant
 from fedspan.study.results import Entry
-from fedspan.study.series import Series
-from fedspan.study.tuning import Tried, by_seed, final, within
+from fedspan.study.tuning import Tried, by_seed
 from fedspan.study.verdict import told_apart, verdict
 
 SPEC = {"rounds": 10, "method": {"name": "fedavg", "lr": 0.1}}
@@ -39,12 +38,12 @@ def entry(of: Part, label: str, ends: list[float], sent: float = 1e6, **more: An
             runs[-1][-1]["diverged"] = True
     series = Series.of(label, "", SPEC, range(len(ends)), runs)
     curve = series.curve(of.metric)
-    until = None if of.budget is None else int(within(of, curve).rounds[-1])
+    until = None if of.budget is None else int(of.inside(curve).rounds[-1])
     return Entry(
         0,
         label,
         series,
-        final(of, curve),
+        of.result(curve),
         curve.best(of.goal),
         ends=by_seed(of, curve),
         until=until,
@@ -182,14 +181,14 @@ def test_two_results_are_told_apart_by_their_differences(gaps: list[float], apar
 
 
 def test_of_several_rows_the_best_means_are_counted() -> None:
-    of = part("AB", rows=[Row({"het": 0.0}), Row({"het": 1.0})])
+    of = part("AB", rows=[Case({"het": 0.0}), Case({"het": 1.0})])
     first = [entry(of, "A", [0.5]), entry(of, "B", [0.4])]
     second = [dataclasses.replace(one, row=1) for one in first]
     assert verdict(of, [*first, *second]) == "Highest mean accuracy: A in all 2 rows."
     second[1] = dataclasses.replace(entry(of, "B", [0.6]), row=1)
     assert verdict(of, [*first, *second]) == "Highest mean accuracy: A in 1 and B in 1 of 2 rows."
     assert verdict(of, first[:1]) == ""
-    costs = part("AB", rows=[Row({"het": 0.0}, target=0.3), Row({"het": 1.0}, target=0.3)])
+    costs = part("AB", rows=[Case({"het": 0.0}, target=0.3), Case({"het": 1.0}, target=0.3)])
     assert verdict(costs, [*first, *second]) == ""
 
 
@@ -204,8 +203,8 @@ def test_a_curve_is_cut_where_the_dearest_seed_is_within_the_budget() -> None:
     ]
     curve = Curve.of(runs, "loss")
     assert curve.spent("up").tolist() == [0, 45, 90, 135]
-    assert Budget({"up": 100.0}).within(curve).rounds.tolist() == [0, 1]
-    assert Budget({"up": 120.0}).within(curve).rounds.tolist() == [0, 1, 2]
+    assert curve.within({"up": 100.0}).rounds.tolist() == [0, 1]
+    assert curve.within({"up": 120.0}).rounds.tolist() == [0, 1, 2]
 
 
 def test_a_result_that_is_no_number_is_told() -> None:
@@ -218,7 +217,7 @@ def test_a_result_that_is_no_number_is_told() -> None:
     ]
     series = Series.of("B", "", SPEC, range(3), runs)
     curve = series.curve("auroc")
-    lost = Entry(0, "B", series, final(of, curve), curve.best("max"), ends=by_seed(of, curve))
+    lost = Entry(0, "B", series, of.result(curve), curve.best("max"), ends=by_seed(of, curve))
     text = verdict(of, [entry(of, "A", [0.5, 0.5, 0.6]), lost])
     assert (
         text

@@ -22,7 +22,7 @@ from fedspan.cli import app as cli
 from fedspan.core import building
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
-from fedspan.study.parse import committed
+from fedspan.study.model import committed
 
 pytest.importorskip(
     "transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'"

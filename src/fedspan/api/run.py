@@ -16,10 +16,11 @@ from fedspan.api.step_size import resolve, with_lr
 from fedspan.callbacks._event_log import EventLog
 from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.progress import Progress
-from fedspan.core import building
+from fedspan.core import building, wire
 from fedspan.core.callback import Callback
 from fedspan.core.errors import (
     CheckpointError,
+    ResumableError,
     SpecError,
     at_least,
     at_most,
@@ -28,8 +29,10 @@ from fedspan.core.errors import (
     true_or_false,
 )
 from fedspan.core.files import remove
+from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.reply import payload
+from fedspan.core.sealed import write_table
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
@@ -40,6 +43,7 @@ from fedspan.engine.per_client import PerClient, Recorder
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.simulator import Simulator
+from fedspan.methods.box import projected_values
 from fedspan.nn.problem import TorchProblem
 from fedspan.privacy.checks import check_callback, check_spec, empty_reply, screening
 from fedspan.privacy.examples import ExampleEpsilon
@@ -47,6 +51,9 @@ from fedspan.privacy.forecast import Forecast
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_checks import check_secure
 
+COSTS = (
+    "costs.json"  # of a run directory: what a client keeps, what is projected, the test examples
+)
 DROWNED = 2.0  # signal to noise over a run below which it hardly learns; 2.2 is that of MNIST by 539 writers at ε = 8
 MEANINGLESS = 10  # ε: the odds of a client or an example may change by a factor of over 22,000
 
@@ -239,6 +246,7 @@ def _run(
     if problem is None or problem.seeds != of_runs:
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
+    costs = None if out is None else _costs(method, problem)
     resume = keeping.resume
     if spec.secure is None:
         screens = screening(spec)
@@ -289,11 +297,27 @@ def _run(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
                 "no client holds", stacklevel=4,
             )  # fmt: skip
-        result = execute(loop, spec, keeping)
+        try:
+            result = execute(loop, spec, keeping)
+        finally:
+            if costs is not None and out is not None and loop.t:
+                with suppress(OSError, ResumableError):  # a full disk, of which the run says more
+                    write_table(out / COSTS, costs)
     del loop, clients  # which hold the vectors of the server and of the clients
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])
     return result
+
+
+def _costs(method: Method, problem: Problem) -> dict[str, Any]:
+    """What reports show of a run besides its history."""
+    state = wire.pack(method.init_client(problem.x0[:1], problem.layout)).values()
+    costs: dict[str, Any] = {"client_state": sum(array.nbytes for array in state)}
+    if (projected := projected_values(method, problem.layout)) is not None:
+        costs["projected"] = list(projected)
+    if isinstance(problem, TorchProblem) and problem.test_examples is not None:
+        costs["test_examples"] = problem.test_examples
+    return costs
 
 
 def _warn_of_noise(privacy: Mechanism, loop: Loop, spec: Spec) -> None:

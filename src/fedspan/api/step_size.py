@@ -17,8 +17,7 @@ from fedspan.core.spec import Spec
 from fedspan.engine.outcome import LR, TRIALS, read_lr
 from fedspan.engine.run_dir import check_vacant
 from fedspan.theory.diagnosis import corollary_lr
-from fedspan.theory.lr_forecast import RateTrial
-from fedspan.theory.lr_search import search
+from fedspan.theory.lr_search import RateTrial, search
 
 TRIAL = {
     "lr": float,

@@ -17,10 +17,8 @@ from typing import Any
 
 from fedspan.core import building, registry
 
-Row = tuple[str, str, str, str]
 
-
-def settings(cls: Any) -> list[Row]:
+def settings(cls: Any) -> list[tuple[str, str, str, str]]:
     """(name, type, default, description) of every field that a spec can set."""
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         return []
@@ -49,15 +47,13 @@ def described(cls: type) -> dict[str, str]:
         for token in read
         if token.type == tokenize.COMMENT
     }
-    own = [
-        node
-        for node in body.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    ]
     found = {}
-    for node in own:
-        if node.end_lineno in comments:
-            found[node.target.id] = comments[node.end_lineno]  # type: ignore[union-attr]
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            words = [comments[line] for line in lines if line in comments]
+            if words:
+                found[node.target.id] = " ".join(words)
     return _args(cls.__dict__.get("__doc__") or "") | found
 
 

@@ -73,30 +73,15 @@ def command(
     SPECS are specs of several methods on one task, one spec with --methods, or one comparison file.
     """
     from fedspan.cli._tables import console
-    from fedspan.study import command as study
+    from fedspan.study.conduct import conduct
     from fedspan.study.request import requested
 
     load_plugins(plugin)
-    asked = requested(
-        specs,
-        methods=methods or (),
-        grids=grid or (),
-        budget=budget or (),
-        changes=changes or (),
-        seeds=seeds,
-        tune_seeds=tune_seeds,
-        tune_rounds=tune_rounds,
-        metric=metric,
-        goal=goal,
-        tail=tail,
-    )
-    study.compare(
-        asked,
-        out,
-        jobs=jobs,
-        resume=resume,
-        formats=formats.split(","),
-        line=command_line(),
-        console=console,
+    study = requested(
+        specs, methods=methods or (), grids=grid or (), budget=budget or (), changes=changes or (), metric=metric,
+        goal=goal, seeds=seeds, tune_seeds=tune_seeds, tune_rounds=tune_rounds, tail=tail,
+    )  # fmt: skip
+    conduct(
+        study, out, jobs=jobs, resume=resume, formats=formats.split(","), line=command_line(), console=console,
         plugins=tuple(plugin or ()),
-    )
+    )  # fmt: skip

@@ -68,6 +68,6 @@ def _draw(held: Holdings, title: str, out: Path) -> Path:
     from fedspan.core.extras import needs
 
     needs("plot", "matplotlib")
-    from fedspan.study import heatmap
+    from fedspan.study.figures import heatmap
 
-    return heatmap.draw(held, title, out)
+    return heatmap(held, title, out)

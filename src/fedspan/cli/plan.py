@@ -106,7 +106,10 @@ def command(
         method = (
             {"name": "fedit", "rank": lora_rank} if rank is None else {"name": "ssf", "rank": rank}
         )
-        steps: dict[str, Any] = {"momentum": {"momentum": 0.9}, "adamw": {"optimizer": "adamw"}}
+        steps: dict[str, Any] = {
+            "momentum": {"local": {"name": "sgd", "momentum": 0.9}},
+            "adamw": {"local": "adamw"},
+        }
         source = Spec(
             rounds=rounds,
             batch_size=batch_size,

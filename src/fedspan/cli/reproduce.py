@@ -36,7 +36,7 @@ def command(
     STUDY is toy, mnist, cifar100, nlp, options, preconditioner, privacy or bytes. Runs that have finished are kept.
     """
     from fedspan.cli._tables import console
-    from fedspan.study import command as studies
+    from fedspan.study import conduct
 
     scale = "smoke" if quick else scale
-    studies.reproduce(study, out, scale=scale, seeds=seeds, jobs=jobs, again=again, console=console)
+    conduct.reproduce(study, out, scale=scale, seeds=seeds, jobs=jobs, again=again, console=console)

@@ -8,6 +8,17 @@ import typer
 
 from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, load_plugins, load_spec
 
+HEADS = {
+    "local_steps": "steps",
+    "up_bytes_round": "up",
+    "down_bytes_round": "down",
+    "share": "tried",
+}
+NOTE = (
+    "up, down: bytes of one client per round; seconds: over the link; tried: the share of the budget after which it "
+    "was compared, 0 where it allows too few rounds"
+)
+
 
 def command(
     spec: SpecFile,
@@ -42,27 +53,25 @@ def command(
     """
     load_plugins(plugin)
     import tomli_w
-    from rich.console import Console
 
     from fedspan.cli._tables import console, say, table
-    from fedspan.core.building import describe
-    from fedspan.core.spec import changed
-    from fedspan.study.proposal import NOTE, told
-    from fedspan.study.propose import propose, varied
+    from fedspan.study.compare import tune
+    from fedspan.study.proposal import method_table
+    from fedspan.study.request import grid_of
 
     given = load_spec(spec, changes, threads)
-    found = propose(given, budget, link, varied(vary), Console(stderr=True))
-    console.print(table(*told(found), left=0))
+    varied = dict(grid_of(text, "--vary")[1:] for text in vary or ())
+    found = tune(given.method, given, budget=budget, link=link, vary=varied or None)
+    heads = [key for key in found.rows[0] if key != "why"]
+    texts = [[_text(row[key]) for key in heads] for row in found.rows]
+    console.print(table([HEADS.get(key, key.replace("_", " ")) for key in heads], texts, left=0))
     say(f"{NOTE}\n\n{found.summary()}\n")
-    chosen = {
-        key: value for key, value in found.tried[0].point.items() if key != "bits"
-    }  # also where it is the default
-    codes = {
-        key: one
-        for key, one in describe(found.method).items()
-        if key in ("compressor", "down_compressor")
-    }
-    method = changed(found.method) | codes | chosen
     if given.epochs is not None:
         typer.echo("# delete `epochs` from the spec: it would replace local_steps")
-    typer.echo(tomli_w.dumps({"rounds": found.rounds, "method": method}), nl=False)
+    typer.echo(tomli_w.dumps({"rounds": found.rounds, "method": method_table(found)}), nl=False)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if value < float("inf") else ""
+    return str(value)

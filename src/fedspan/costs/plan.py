@@ -119,7 +119,7 @@ def plan(
         peak = _rehearsed(client_peak, method, known.dry, max(1, problem.clients // cohort))
         if peak is not None and known_start:  # the initial weights stay
             peak += layout.size * layout.dtype.itemsize
-        rank = getattr(getattr(method, "projector", method), "rank", None)
+        rank = getattr(getattr(method, "space", method), "rank", None)
         rows.append(MethodPlan(name, rank, method.footprint(layout).trained, spent, held, peak))
     return Plan(known.parameters, layout, problem.clients, cohort, spec.rounds, tuple(rows))
 
@@ -247,17 +247,22 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
     name = registry.registered_name("method", name, "method")
     if name == own["name"]:
         return own
-    known = _settings(name)
-    usual = own.get("projector", {"name": "coordinate", "rank": own.get("rank", rank)})
-    subspace = {"projector": usual} if "projector" in known else {"rank": usual.get("rank")}
+    known, theirs = _settings(name), building.describe(registry.choices("method")[name]())
     table = {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
-    if "rank" in known and None not in (usual.get("rank"), *subspace.values()):
-        table |= subspace
-    for key in ("momentum", "optimizer", "moments", "compressor"):  # which some methods refuse
-        if key in own and key in known:
-            with contextlib.suppress(SpecError):
-                building.build("method", table | {key: own[key]}).check(shapes(spec).problem.layout)
-                table |= {key: own[key]}
+    space = own.get("space", {"name": "identity"})
+    if space["name"] == "identity":
+        space = {"name": "coordinate", "rank": own.get("rank", rank)}
+    if "rank" in known and space["rank"] is not None:
+        table |= {"space": space} if "space" in known else {"rank": space["rank"]}
+    offered = {"local": own.get("local")}
+    if (code := own.get("uplink", {}).get("compressor")) and "compressor" in theirs.get(
+        "uplink", {}
+    ):
+        offered["uplink"] = theirs["uplink"] | {"compressor": code}
+    for key, value in offered.items():  # which some methods refuse
+        with contextlib.suppress(SpecError):
+            building.build("method", table | {key: value}).check(shapes(spec).problem.layout)
+            table |= {key: value}
     return table
 
 

@@ -43,7 +43,7 @@ MAIN = (
     "lr",
     "local_steps",
     "rank",
-    "projector.rank",
+    "space.rank",
 )  # settings of a method that notebooks show, changed or not
 
 

@@ -1,4 +1,4 @@
-"""Budgets: compare methods at so many bytes up, bytes both ways, or rounds.
+"""Budgets: compare methods at so many bytes up, bytes both ways, or rounds; over a link, also at so many seconds.
 
 The number of rounds is known before a run: the first messages are packed and counted (`fedspan.costs`).
 """
@@ -8,23 +8,21 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, at_most, one_of, shown
 from fedspan.core.spec import Spec
 from fedspan.costs.plan import price
 from fedspan.costs.traffic import Course
-from fedspan.study.curves import Axis, Curve
+from fedspan.study.curves import Axis
 
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 KINDS: dict[str, Axis] = {"up": "up", "total": "total", "rounds": "round"}
-MOST_BYTES = 1e21
 FAR = 10**7  # more rounds than any run has
 
 
@@ -35,31 +33,101 @@ def sized(value: float) -> str:
 
 
 @dataclass(frozen=True)
+class Link:
+    """How fast a client is connected.
+
+    Args:
+        up: Bytes per second that a client can send.
+        down: Bytes per second that it can receive.
+        latency: Seconds per round besides the transfer.
+        step: Seconds of a local step on the client's device.
+    """
+
+    up: float = math.inf
+    down: float = math.inf
+    latency: float = 0.0
+    step: float = 0.0
+
+    @staticmethod
+    def parse(given: str | Link | None) -> Link:
+        """From a text such as `up=1MB,down=4MB,latency=0.1,step=0.02`, all per second or in seconds."""
+        if given is None or isinstance(given, Link):
+            return given or Link()
+        if not isinstance(given, str):
+            raise SpecError(f"`link` must be a text such as 'up=1MB,down=4MB', got {shown(given)}")
+        found: dict[str, float] = {}
+        for text in given.split(","):
+            key, _, amount = (part.strip() for part in text.partition("="))
+            one_of("link", key, [field.name for field in dataclasses.fields(Link)])
+            number, unit = _amount(amount)
+            wrong = not number > 0 or unit not in UNITS if key in ("up", "down") else unit != ""
+            if wrong or not number >= 0:
+                raise SpecError(
+                    f"`link` is written up=1MB,down=4MB,latency=0.1,step=0.02, got {shown(given)}"
+                )
+            found[key] = number * UNITS.get(unit, 1.0)
+        return Link(**found)
+
+    def seconds(self, up: float, down: float, local_steps: int) -> float:
+        """Of a round in which a client sends and receives so many bytes."""
+        return self.latency + self.step * local_steps + up / self.up + down / self.down
+
+
+@dataclass(frozen=True)
 class Budget:
     """The most that may be spent on each axis; a run ends when the first of them is used up."""
 
     limits: dict[Axis, float]
+    link: Link = Link()
+    seconds: float = math.inf  # over the link
 
     @staticmethod
-    def parse(given: str | Sequence[str] | None) -> Budget | None:
-        """From texts such as `up=10MB`, `total=1.5GB` or `rounds=200`; None if there are none."""
+    def parse(given: str | Sequence[str] | None, link: Link | None = None) -> Budget | None:
+        """From texts such as `up=10MB`, `total=1.5GB` or `rounds=200`; None if there are none.
+
+        With a `link` also from `seconds=3600`.
+        """
         texts = [given] if isinstance(given, str) else () if given is None else given
-        limits: dict[Axis, float] = {}
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise SpecError(
                 f"`budget` must be a text such as 'up=10MB', or a list of such, got {shown(given)}"
             )
+        found: dict[str, float] = {}
         for text in texts:
             kind, sign, amount = (part.strip() for part in text.partition("="))
             if not sign:
                 raise SpecError(
                     f"a budget is written up=10MB, total=50MB or rounds=200, got {shown(text)}"
                 )
-            one_of("budget", kind, KINDS)
-            if KINDS[kind] in limits:
+            one_of("budget", kind, KINDS if link is None else (*KINDS, "seconds"))
+            if kind in found:
                 raise SpecError(f"a budget of {kind!r} is given twice; give it once")
-            limits[KINDS[kind]] = _rounds(amount) if kind == "rounds" else _bytes(amount)
-        return Budget(limits) if limits else None
+            number, unit = _amount(amount)
+            if kind == "rounds":
+                if not re.fullmatch(r"[0-9]{1,30}", amount):
+                    raise SpecError(
+                        f"a budget of rounds is a whole number such as rounds=200, got {shown(amount)}"
+                    )
+                at_least("rounds", int(amount), 1)
+                at_most("rounds", int(amount), FAR)
+            elif kind == "seconds":
+                if unit or not number > 0:
+                    raise SpecError(
+                        f"a budget of seconds is a positive number such as seconds=3600, got {shown(text)}"
+                    )
+                if link == Link():
+                    raise SpecError("a budget of seconds needs a `link` such as 'up=1MB,down=4MB'")
+            elif unit not in UNITS or not number >= 0:
+                raise SpecError(
+                    f"bytes are written as a number and one of the units {', '.join(UNITS)}, such as 10MB, "
+                    f"got {amount!r}"
+                )
+            elif not 1 <= number * UNITS[unit] < 1e21:
+                raise SpecError(f"a budget must be at least 1 B and below 1e12 GB, got {amount!r}")
+            found[kind] = number * UNITS.get(unit, 1.0)
+        seconds = found.pop("seconds", math.inf)
+        limits = {KINDS[kind]: value for kind, value in found.items()}
+        return Budget(limits, link or Link(), seconds) if texts else None
 
     def texts(self) -> list[str]:
         """What `parse` reads this budget from."""
@@ -68,26 +136,20 @@ class Budget:
 
     def words(self) -> str:
         """In words: 10 MB up."""
-        ends = {"round": " rounds", "up": " up", "total": " both ways"}
-        return " and ".join(
-            f"{v:g}{ends[a]}" if a == "round" else sized(v) + ends[a]
-            for a, v in self.limits.items()
-        )
-
-    def within(self, curve: Curve) -> Curve:
-        """The rows of a curve at which every seed is within the budget; at least the first."""
-        rows = min(
-            int(np.searchsorted(curve.most(axis), most, side="right"))
+        ends = {"up": " up", "total": " both ways"}
+        words = [
+            f"{most:g} rounds" if axis == "round" else sized(most) + ends[axis]
             for axis, most in self.limits.items()
-        )
-        return curve.until(int(curve.rounds[max(rows, 1) - 1]))
+        ]
+        return " and ".join([*words, *([f"{self.seconds:g} s"] if self.seconds < math.inf else [])])
 
     def rounds(self, spec: Spec) -> int:
         """The rounds of a spec that the budget allows; bytes are planned from packed messages."""
-        rounds = [
-            int(most) if axis == "round" else _affordable(spec, axis, most)
-            for axis, most in self.limits.items()
-        ]
+        rounds = [] if self.limits else [spec.rounds]
+        for axis, most in self.limits.items():
+            rounds.append(int(most) if axis == "round" else _affordable(spec, axis, most))
+        if self.seconds < math.inf and (each := self.per_round(spec)[2]) > 0:
+            rounds.append(int(self.seconds / each))
         if min(rounds) < 1:
             first = price(dataclasses.replace(spec, rounds=1))
             raise SpecError(
@@ -96,57 +158,41 @@ class Budget:
             )
         return min(rounds)
 
-
-def _affordable(spec: Spec, axis: Axis, most: float) -> int:
-    """The last round at which a run has sent no more than `most` bytes."""
-    course = _course(spec)
-
-    def after(rounds: int) -> float:
-        up, down = course.after(rounds)
-        return up if axis == "up" else up + down
-
-    if after(FAR) <= most:
-        return spec.rounds
-    return bisect.bisect_right(range(1, FAR), most, key=after)
+    def per_round(self, spec: Spec) -> tuple[float, float, float]:
+        """Bytes up and down of one client in a round of a spec, and its seconds over the link."""
+        cost = price(spec)
+        seconds = self.link.seconds(cost.up_round, cost.down_round, spec.method.local_steps)
+        return cost.up_round, cost.down_round, seconds
 
 
 _courses: dict[str, Course] = {}
 
 
-def _course(spec: Spec) -> Course:
-    """What a run sends. Step size and local steps do not change it, so a grid of step sizes is planned once."""
+def _affordable(spec: Spec, axis: Axis, most: float) -> int:
+    """The last round at which a run has sent no more than `most` bytes.
+
+    Step size and local steps do not change what a run sends, so a grid of step sizes is planned once.
+    """
     method: Any = dataclasses.replace(spec.method, local_steps=1)  # type: ignore[type-var]
     long = dataclasses.replace(spec, rounds=FAR, method=method)
     table = long.table()
     key = json.dumps(table | {"method": table["method"] | {"lr": 1.0}})
     if key not in _courses:
         _courses[key] = price(long).course
-    return _courses[key]
+
+    def spent(rounds: int) -> float:
+        up, down = _courses[key].after(rounds)
+        return up if axis == "up" else up + down
+
+    return (
+        spec.rounds if spent(FAR) <= most else bisect.bisect_right(range(1, FAR), most, key=spent)
+    )
 
 
-def _bytes(text: str) -> float:
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]{1,3})?)\s*([A-Za-z]+)", text)
-    number, unit = found.groups() if found else (text, "")
-    if unit not in UNITS:
-        raise SpecError(
-            f"bytes are written with one of the units {', '.join(UNITS)}, such as 10MB, got {text!r}"
-        )
+def _amount(text: str) -> tuple[float, str]:
+    """The number and the unit of a text such as 10MB; the number is nan where there is none."""
+    found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]{1,3})?)\s*([A-Za-z]*)", text)
     try:
-        value = float(number) * UNITS[unit]
+        return (float(found[1]), found[2]) if found else (math.nan, text)
     except ValueError:
-        raise SpecError(
-            f"bytes are written as a number and a unit, such as 10MB, got {text!r}"
-        ) from None
-    if not 1 <= value < MOST_BYTES:
-        raise SpecError(f"a budget must be at least 1 B and below 1e12 GB, got {text!r}")
-    return value
-
-
-def _rounds(text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,30}", text):
-        raise SpecError(
-            f"a budget of rounds is a whole number such as rounds=200, got {shown(text)}"
-        )
-    at_least("rounds", int(text), 1)
-    at_most("rounds", int(text), FAR)
-    return float(text)
+        return math.nan, text

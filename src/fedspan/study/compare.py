@@ -3,42 +3,241 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+import inspect
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import textwrap
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from rich.console import Console
 from torch import nn
 
-from fedspan.api.fit import as_method
-from fedspan.core.errors import SpecError, at_least, at_most, path_of, shown, true_or_false
-from fedspan.core.signals import ending_by_sigterm
-from fedspan.core.spec import Spec
-from fedspan.study import command
-from fedspan.study.arguments import (
-    Grid,
-    MethodLike,
-    call_as_text,
-    named_methods,
-    shared_spec,
-    variants_of,
+from fedspan.api.fit import as_method, as_setting, check_names, spec_of
+from fedspan.api.run import as_spec
+from fedspan.core import building, registry
+from fedspan.core.errors import (
+    SpecError,
+    at_least,
+    at_most,
+    one_of,
+    path_of,
+    shown,
+    true_or_false,
 )
-from fedspan.study.budget import Budget
-from fedspan.study.comparison import Comparison, Tuned
-from fedspan.study.model import Part, Study
-from fedspan.study.proposal import Link, Proposal
-from fedspan.study.propose import propose
-from fedspan.study.request import prepared
-from fedspan.study.results import STUDY
+from fedspan.core.extras import data_frame, needs
+from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.method import Method
+from fedspan.core.signals import ending_by_sigterm
+from fedspan.core.spec import Spec, changed
+from fedspan.core.terminal import plain
+from fedspan.study.budget import Budget, Link
+from fedspan.study.conduct import conduct
+from fedspan.study.curves import Axis
+from fedspan.study.model import COLORS, Part, Study, Variant, with_settings
+from fedspan.study.proposal import WIDTH, Tuned, propose
+from fedspan.study.report import Report, of_study
+from fedspan.study.request import prepared, with_grids
+from fedspan.study.results import Entry, Results
+
+MethodLike = Method | str | Mapping[str, Any]
+ModelLike = nn.Module | Spec | Path | str | Mapping[str, Any]
+Clients = Sequence[Any] | Mapping[str, Any]
+Grid = Mapping[str, Any]
+DATA = ("test", "validation", "callbacks")  # arguments that the page names and does not write out
+FIELDS = {one.name for one in dataclasses.fields(Spec)} - {"method", "task"}
+AXES: dict[str, Axis] = {
+    "round": "round",
+    "up_bytes": "up",
+    "total_bytes": "total",
+    "seconds": "seconds",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Methods that were tuned and run on one problem under the same seeds.
+
+    Attributes:
+        results: Everything that is known, as the study engine has it.
+        run_dir: The directory with all runs and the data of the results, or None.
+    """
+
+    results: Results
+    run_dir: Path | None = None
+
+    @cached_property
+    def _report(self) -> Report:
+        return of_study(self.results)
+
+    @property
+    def _part(self) -> Part:
+        return self.results.study.parts[0]
+
+    @property
+    def _entries(self) -> list[Entry]:
+        return self.results.entries[self._part.name]
+
+    @property
+    def metric(self) -> str:
+        """The metric that the methods are compared by."""
+        return self._part.metric
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per method: its result as mean and standard deviation over seeds, its settings and costs."""
+        rows, name = [], self.metric
+        for entry in self._entries:
+            curve, result = entry.curve(self._part), entry.final
+            rows.append(
+                {
+                    "method": entry.series.label,
+                    name: result.mean,
+                    f"{name}_sd": result.spread,
+                    f"best_{name}": entry.best.mean,
+                    **self.settings[entry.series.label],
+                    "at_edge": entry.at_edge,
+                    "rounds": int(curve.rounds[-1]),
+                    "up_bytes": int(curve.up[-1]),
+                    "down_bytes": int(curve.down[-1]),
+                    "client_state_bytes": entry.client_state,
+                    "client_memory_bytes": entry.client_memory,
+                    "seconds": float(curve.seconds[-1]),
+                    "seeds": result.seeds,
+                    "diverged": result.diverged,
+                    "failed": result.failed,
+                    "nan": result.undefined,
+                }
+            )
+        return rows
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Label → the tuned settings of the method, such as `{"lr": 0.1}`; a searched step is the first seed's."""
+        found = {}
+        for entry in self._entries:
+            searched = {"lr": entry.found_lr[0]} if entry.found_lr else {}
+            found[entry.series.label] = _short(entry.point) | searched
+        return found
+
+    @property
+    def best(self) -> dict[str, Method]:
+        """Label → the method with its tuned settings, ready for `fedspan.fit(..., method=...)`."""
+        chosen = {}
+        for variant in self._part.variants:
+            tuned = self.settings[variant.label]
+            own = {key: value for key, value in tuned.items() if key != "epochs"}
+            chosen[variant.label] = with_settings(variant.method, own)
+        return chosen
+
+    @property
+    def tried(self) -> list[dict[str, Any]]:
+        """One dictionary per point of every grid: its settings, and its result in tuning."""
+        name = self._part.tune_metric
+        return [
+            {
+                "method": entry.series.label,
+                **_short(one.point),
+                "rounds": one.rounds,
+                name: one.end.mean,
+                "diverged": one.end.diverged,
+                "failed": one.end.failed,
+                "stopped_early": one.dropped,
+                "chosen": one.point == entry.point,
+            }
+            for entry in self._entries
+            for one in entry.tried
+        ]
+
+    def verdict(self) -> str:
+        """Which method to take, by how much, and whether the seeds support it."""
+        return " ".join(self._report.verdict)
+
+    def to_pandas(self) -> Any:
+        """`rows` as a pandas DataFrame."""
+        return data_frame(self.rows)
+
+    def plot(self, x: str = "total_bytes", metric: str | None = None, ax: Any = None) -> Any:
+        """Draws a metric of all methods: lines are means over seeds, bands go from the lowest to the highest seed.
+
+        Args:
+            x: What it is drawn against: "round", "up_bytes", "total_bytes" or "seconds".
+            metric: The metric; by default the one that the methods are compared by.
+            ax: A matplotlib axis to draw on; by default a new figure.
+
+        Returns:
+            The matplotlib axis.
+        """
+        one_of("x", x, AXES)
+        metric = metric or self.metric
+        one_of("metric", metric, self._entries[0].series.metrics)
+        needs("plot", "matplotlib")
+        from fedspan.study import figures
+
+        return figures.compare(self._part, self._entries, AXES[x], metric, ax)
+
+    def page(self, path: Path | str) -> Path:
+        """Writes the page of the comparison, one HTML file that loads nothing from the network.
+
+        Args:
+            path: The file, such as "out/index.html".
+
+        Returns:
+            The path.
+        """
+        needs("plot", "jinja2")
+        from fedspan.study import page
+
+        path = path_of("path", path)
+        if path.is_dir():
+            raise SpecError(
+                f"`path` {str(path)!r} is a directory; give a file such as 'out/index.html'"
+            )
+        make_dir(path.parent)
+        write_atomic(path, page.render(self._report).encode())
+        return path
+
+    def __repr__(self) -> str:
+        table = self._report.sections[0].tables[0]
+        lines = [line[:3] for line in (table.header, *table.texts())]
+        widths = [max(len(line[n]) for line in lines) for n in range(3)]
+        text = []
+        for line in lines:
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            text.append(" ".join(cells).rstrip())
+        return plain("\n".join([*text, *self._notes, textwrap.fill(self.verdict(), WIDTH)]))
+
+    def _repr_html_(self) -> str:
+        """The main table and the verdict, for notebooks."""
+        table = self._report.sections[0].tables[0]
+        lines = [
+            "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in line)
+            for tag, line in (("th", table.header), *(("td", row) for row in table.texts()))
+        ]
+        rows = "".join(f"<tr>{line}</tr>" for line in lines[1:])
+        words = "".join(f"<p>{html.escape(text)}</p>" for text in (*self._notes, self.verdict()))
+        return f"<table><thead><tr>{lines[0]}</tr></thead><tbody>{rows}</tbody></table>{words}"
+
+    @property
+    def _notes(self) -> list[str]:
+        """What went wrong in the runs, such as a reply that was left out."""
+        return [note for entry in self._entries for note in entry.notes]
+
+
+def _short(point: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix("method."): value for key, value in point.items()}
 
 
 @ending_by_sigterm()
 def compare(
     methods: Mapping[str, MethodLike] | Sequence[MethodLike],
-    model: nn.Module | Spec | Path | str | Mapping[str, Any],
-    clients: Sequence[Any] | Mapping[str, Any] | None = None,
+    model: ModelLike,
+    clients: Clients | None = None,
     loss: Any = None,
     *,
     tune: Grid | None = None,
@@ -100,13 +299,17 @@ def compare(
     true_or_false("progress", progress)
     if not isinstance(metric, str | None) or metric == "":
         raise SpecError(f"`metric` must be the name of a metric, got {shown(metric)}")
-    run_dir = None if run_dir is None else path_of("run_dir", run_dir)
+    out = None if run_dir is None else path_of("run_dir", run_dir)
     named = named_methods(methods)
     spec = shared_spec(model, clients, loss, next(iter(named.values())), settings)
+    variants = [
+        Variant(label, label, COLORS[n % len(COLORS)], {"method": building.describe(one)}, {}, one)
+        for n, (label, one) in enumerate(named.items())
+    ]
     part = Part(
         name="comparison",
         base=spec.table(),
-        variants=variants_of(named, {} if tune is None else tune),
+        variants=variants,
         seeds=seeds,
         tune_seeds=tune_seeds,
         tune_rounds=tune_rounds,
@@ -115,16 +318,13 @@ def compare(
         budget=Budget.parse(budget),
         given=spec,
     )
-    study = Study("comparison", [prepared(part, metric, goal)])
-    if resume and run_dir is None:
+    part = prepared(with_grids(part, {} if tune is None else tune), metric, goal)
+    if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the comparison to continue")
-    if run_dir is not None and (run_dir / STUDY).exists() and not resume:
-        raise SpecError(
-            f"`run_dir` {str(run_dir)!r} already holds a comparison; give resume=True to continue it, or another one"
-        )
     if jobs > 1 and spec.torch_device.type != "cpu":
         raise SpecError(f"`jobs` {jobs} needs device='cpu'; use jobs=1")
-    options = {
+    # the call as the page shows it: a model and data are named, other values are written out
+    told = {
         "tune": tune,
         "seeds": seeds,
         "budget": budget,
@@ -132,44 +332,74 @@ def compare(
         "goal": goal,
         "tail": tail,
     }
-    line = call_as_text(
-        named, model, options | settings | {"run_dir": None if run_dir is None else str(run_dir)}
-    )
-    console = Console(stderr=True, quiet=not progress)
-    with _place(run_dir) as place:
-        results = command.produce(study, place, jobs=jobs, line=line, console=console)
-    return Comparison(dataclasses.replace(results, study=study), run_dir)
+    told |= settings | {"run_dir": None if out is None else str(out)}
+    words = [repr({label: changed(method) for label, method in named.items()}), "spec"]
+    if isinstance(model, nn.Module):
+        words[1] = "model, clients"
+    elif isinstance(model, str | PathLike):
+        words[1] = repr(str(model))
+    for key, value in told.items():
+        if value is not None:
+            kept = isinstance(value, str | int | float | list | tuple | dict) and key not in DATA
+            words.append(f"{key}={value!r}" if kept and len(repr(value)) < 200 else f"{key}={key}")
+    line = f"fedspan.compare({', '.join(words)})"
+    study, console = Study("comparison", [part]), Console(stderr=True, quiet=not progress)
+    with ExitStack() as stack:  # a directory for the time being where the user names none
+        place = out
+        if place is None:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedspan-")))
+        found = conduct(study, place, jobs=jobs, resume=resume, line=line, console=console)
+    return Comparison(dataclasses.replace(found, study=study), out)
 
 
-@overload
+def named_methods(methods: Mapping[str, MethodLike] | Sequence[MethodLike]) -> dict[str, Method]:
+    """Label → method; methods without labels have their names, numbered where one occurs twice."""
+    if isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
+        raise SpecError(
+            f"`methods` must be a dictionary of label → method or a list of methods, got {shown(methods)}"
+        )
+    if not methods:
+        raise SpecError("`methods` is empty; give at least one method")
+    if isinstance(methods, Mapping):
+        for label in map(str, methods):
+            if not label.strip() or not label.isprintable() or len(label) > 100:
+                raise SpecError(
+                    f"a label of `methods` must be up to 100 characters on one line, got {shown(label)}"
+                )
+        return {str(label): as_method(one) for label, one in methods.items()}
+    found: dict[str, Method] = {}
+    for one in map(as_method, methods):
+        name = registry.name_of(one)
+        count = sum(registry.name_of(other) == name for other in found.values())
+        found[f"{name}-{count + 1}" if count else name] = one
+    return found
+
+
+def shared_spec(
+    model: Any, clients: Any, loss: Any, method: Any, settings: Mapping[str, Any]
+) -> Spec:
+    """The spec that all methods share."""
+    if isinstance(model, nn.Module):
+        if clients is None:
+            raise SpecError("`clients` is missing; give the data of each client")
+        known = {*inspect.signature(spec_of).parameters, *FIELDS} - {"method", "settings"}
+        check_names(settings, known, method)
+        return spec_of(model, clients, loss, method=method, **settings)
+    if clients is not None or loss is not None:
+        raise SpecError(
+            f"`model` must be a torch.nn.Module where `clients` are given, got {type(model).__name__}"
+        )
+    if not isinstance(model, Spec | Mapping | str | PathLike):
+        raise SpecError(f"`model` must be a torch.nn.Module or a spec, got {shown(model)}")
+    check_names(settings, FIELDS, method)
+    given = {name: as_setting(name, value) for name, value in settings.items() if value is not None}
+    return dataclasses.replace(as_spec(model), method=method, **given)
+
+
 def tune(
     method: MethodLike,
-    model: nn.Module | Spec | Path | str | Mapping[str, Any],
-    clients: Sequence[Any] | Mapping[str, Any] | None = None,
-    loss: Any = None,
-    *,
-    tune: Grid,
-    budget: str | Sequence[str] | None = None,
-    progress: bool = True,
-    **settings: Any,
-) -> Tuned: ...
-@overload
-def tune(
-    method: MethodLike,
-    model: nn.Module | Spec | Path | str | Mapping[str, Any],
-    clients: Sequence[Any] | Mapping[str, Any] | None = None,
-    loss: Any = None,
-    *,
-    budget: str | Sequence[str],
-    link: str | Link | None = None,
-    vary: Grid | None = None,
-    progress: bool = True,
-    **settings: Any,
-) -> Proposal: ...
-def tune(
-    method: MethodLike,
-    model: nn.Module | Spec | Path | str | Mapping[str, Any],
-    clients: Sequence[Any] | Mapping[str, Any] | None = None,
+    model: ModelLike,
+    clients: Clients | None = None,
     loss: Any = None,
     *,
     tune: Grid | None = None,
@@ -178,12 +408,12 @@ def tune(
     vary: Grid | None = None,
     progress: bool = True,
     **settings: Any,
-) -> Tuned | Proposal:
+) -> Tuned:
     """Tunes one method over a grid, or proposes its settings for a budget.
 
     With `tune` it is `compare` with one method and, by default, one seed. Without it, rank, bits, local steps and
     learning rate are proposed for `budget`: the bytes of every setting are planned from packed messages, its learning
-    rate is searched, and all settings race at equal shares of the budget. The test set has no part in the choice.
+    rate is searched, and all settings are one grid that is run for half of the budget. The test set has no part in it.
 
     Args:
         method: A method such as `SSF(rank=0.2)`, its name, or a table with a name.
@@ -194,14 +424,14 @@ def tune(
         budget: What may be spent: "total=50MB", "up=10MB", "rounds=200", with a `link` also "seconds=3600", or several.
         link: How clients are connected, such as "up=1MB,down=4MB,latency=0.1,step=0.02": bytes per second, seconds per
             round besides the transfer, and seconds of a local step on a client's device.
-        vary: Values to propose from, such as `{"rank": [0.05, 0.1], "bits": [32, 8], "server_momentum": [0, 0.5]}`. By
+        vary: Values to propose from, such as `{"rank": [0.05, 0.1], "bits": [32, 8], "local_steps": [5, 10]}`. By
             default four ranks and two numbers of bits, then half and twice the local steps.
         progress: Show a progress bar with what is being run, on stderr.
         **settings: Other arguments of `compare` (with `tune`) and `fedspan.fit`.
 
     Returns:
-        The method with its best settings (`.method`), and the results of all that was tried (`.rows`, `.to_pandas()`).
-        A proposal also has the `rounds` that the budget allows, and says why (`.summary()`).
+        The method with its best settings (`.method`), the `rounds` of its run, the results of all that was tried
+        (`.rows`, `.to_pandas()`), and why it was chosen (`.summary()`).
     """
     true_or_false("progress", progress)
     if tune is None and budget is not None:
@@ -216,14 +446,5 @@ def tune(
         raise SpecError("`link` and `vary` are for a proposal; leave `tune` out, or leave them out")
     given = {"seeds": 1, "progress": progress, **settings}
     found = compare([method], model, clients, loss, tune=tune, budget=budget, **given)
-    return Tuned(next(iter(found.best.values())), found)
-
-
-@contextmanager
-def _place(run_dir: Path | None) -> Iterator[Path]:
-    """The directory of the runs; one for the time being where the user names none."""
-    if run_dir is not None:
-        yield run_dir
-    else:
-        with tempfile.TemporaryDirectory(prefix="fedspan-") as place:
-            yield Path(place)
+    (best,), (row,) = found.best.values(), found.rows
+    return Tuned(best, row["rounds"], found._part.tune_metric, found.tried, found.verdict(), found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import math
 import multiprocessing
 import os
 import shutil
@@ -16,50 +17,122 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Literal
 
+import torch
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedspan.api.run import run
+from fedspan.api.run import COSTS, run
 from fedspan.callbacks._event_log import log
+from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError, Terminated
 from fedspan.core.plugins import load_plugin
 from fedspan.core.processes import FORKS, NotSentError, Shared, without_script
+from fedspan.core.sealed import write_table
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.system import release_memory, warn_if_public
 from fedspan.core.terminal import say
+from fedspan.costs.plan import client_memory
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.outcome import CHECKPOINT
-from fedspan.study.bar import progress_of
+from fedspan.study.curves import recorded
 from fedspan.study.jobs import FAILED, Job
-from fedspan.study.schedule import Schedule
 
 End = Literal["finished", "stopped", "failed"]
 Seen = Callable[[Path, int], None]  # run directory, round
 Begun = Callable[[Iterable[Job]], None]  # the runs that are being made
 Reports = SimpleQueue[tuple[Path, int]]
-_reports: Reports  # in a worker process: how far its run is
-_shared: (
-    Shared[dict[str, Job]] | None
-)  # in a worker process: jobs with objects, which it is told by name
-_stop: Event  # in a worker process: stop the current run, and start no other
-GRACE = 20.0  # seconds in which a run whose parent process is gone may save itself
+# In a worker process: how far its run is, jobs with objects, which it is told by name, and whether to stop.
+_reports: Reports
+_shared: Shared[dict[str, Job]] | None
+_stop: Event
 _working = threading.Lock()  # held while a worker process has a run
+GRACE = 20.0  # seconds in which a run whose parent process is gone may save itself
+LONG = 44  # characters of what is being run
+
+
+class Queue:
+    """The runs that are still to be made; the next is the one that takes longest, so that all processes end together.
+
+    Runs that others wait for come first: those of the tuning. The time of a run is its rounds times its local steps
+    times the time per step of finished runs of its method.
+
+    Args:
+        jobs: Those that can begin now. Of two in one run directory, the longer one is made.
+        more: What can begin after some runs are done, called whenever one ends.
+    """
+
+    def __init__(self, jobs: Iterable[Job], more: Callable[[], list[Job]] | None = None) -> None:
+        self.waiting: dict[Path, Job] = {}
+        self.more, self.count = more, 0
+        self.rounds: dict[Path, int] = {}  # run directory → rounds that were asked for
+        self.spent: dict[str, tuple[float, float]] = {}  # method → seconds and work of its runs
+        self._add(jobs)
+        self._add(more() if more is not None else ())
+
+    def take(self, running: Collection[Path] = (), in_order: bool = False) -> Job | None:
+        """The next run, whose directory no other one is using; None if there is none at the moment."""
+
+        def order(job: Job) -> tuple[bool, float, float]:
+            seconds, units = self.spent.get(registry.name_of(job.spec.method), (math.inf, 1.0))
+            return job.keep, work(job) * seconds / units, work(job)
+
+        while free := [job for place, job in self.waiting.items() if place not in running]:
+            chosen = free[0] if in_order else max(free, key=order)
+            self.waiting.pop(chosen.run_dir)
+            if not chosen.complete():  # by another job in the same directory
+                return chosen
+        return None
+
+    def done(self, job: Job) -> None:
+        """A run has ended: its time tells how long others will take, and others may now begin."""
+        self._learn(job)
+        self._add(self.more() if self.more is not None else ())
+
+    def _add(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            before = self.waiting.get(job.run_dir)
+            if before is not None and before.spec.rounds >= job.spec.rounds:
+                continue
+            if job.complete():
+                self._learn(job)
+                continue
+            self.rounds[job.run_dir] = max(job.spec.rounds, self.rounds.get(job.run_dir, 0))
+            self.count += before is None
+            self.waiting[job.run_dir] = job
+
+    def _learn(self, job: Job) -> None:
+        name, took = registry.name_of(job.spec.method), job.seconds()
+        if took and job.failure() is None:
+            seconds, units = self.spent.get(name, (0.0, 0.0))
+            self.spent[name] = (seconds + took, units + work(job))
+
+
+def work(job: Job) -> float:
+    """Local steps of a run, up to a factor that all runs on one task share."""
+    spec = job.spec
+    steps = spec.epochs if spec.epochs is not None else spec.method.local_steps
+    return float(spec.rounds * job.seeds * (spec.clients_per_round or 1) * steps)
 
 
 @ending_by_sigterm()
 def execute(
-    jobs: list[Job], processes: int, console: Console, plugins: tuple[Path, ...] = (),
-    shared: list[Job] | None = None, more: Callable[[], list[Job]] | None = None,
-) -> None:  # fmt: skip
+    jobs: list[Job],
+    processes: int,
+    console: Console,
+    plugins: tuple[Path, ...] = (),
+    shared: list[Job] | None = None,
+    more: Callable[[], list[Job]] | None = None,
+) -> None:
     """Run all jobs that are not complete: in one process in order, in several those first that take longest.
 
     Args:
@@ -69,9 +142,9 @@ def execute(
         plugins: The user's own files.
         shared: All runs there may be, if they hold objects such as a model and a loss function. Other processes get
             these once, as they start.
-        more: Runs that can begin once others have ended; asked after each one.
+        more: Runs that can begin once others have ended; called after each one.
     """
-    todo = Schedule(jobs, more)
+    todo = Queue(jobs, more)
     if not todo.waiting:
         return
     warn_if_public()  # worker processes do not
@@ -87,42 +160,50 @@ def execute(
             )
             processes = 1
     far: dict[Path, int] = {}
-    with progress_of("runs", console) as bar:
+    number = 0
+    text, share = (
+        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.percentage:.0f} %"),
+    )
+    columns = (text, BarColumn(bar_width=None), share, TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, expand=True) as bar:
+        task = bar.add_task("runs", total=None)
 
         def seen(run_dir: Path, t: int) -> None:
             far[run_dir] = t
-            bar.completed, bar.total = sum(far.values()), todo.total
-            bar.show()
+            bar.update(task, completed=sum(far.values()), total=sum(todo.rounds.values()))
 
         def begun(running: Iterable[Job]) -> None:
-            bar.doing(
-                f"{number + 1} of {todo.count} runs: {'; '.join(job.what for job in running)}"
-            )
+            what = f"{number + 1} of {todo.count} runs: {'; '.join(job.what for job in running)}"
+            what = what if len(what) <= LONG else f"{what[: LONG - 1]}…"
+            bar.update(task, description=what, refresh=True)
 
-        number = 0
+        one_by_one = processes == 1
+        ends = (
+            _here(todo, seen, begun)
+            if one_by_one
+            else _apart(todo, processes, objects, plugins, seen, begun)
+        )
         try:
-            ends = (
-                _here(todo, seen, begun)
-                if processes == 1
-                else _apart(todo, processes, objects, plugins, seen, begun)
-            )
             for job, end in ends:
                 if end == "stopped":
                     raise KeyboardInterrupt
                 number += 1
                 seen(job.run_dir, job.spec.rounds)
+                if end == "finished" and (memory := client_memory(job.spec)) is not None:
+                    costs = recorded(job.run_dir)
+                    write_table(job.run_dir / COSTS, costs | {"client_memory": memory})
                 if end == "failed":
                     where = f"{job.run_dir.parent.name}/{job.run_dir.name}"
                     say(f"{where} failed: {job.failure()}", console)
         except BaseException:
             console.print("stopped; complete runs are kept and are not run again")
             raise
+        bar.update(task, description="runs", completed=1, total=1)  # also where less was needed
 
 
-def _here(todo: Schedule, seen: Seen, begun: Begun) -> Iterator[tuple[Job, End]]:
+def _here(todo: Queue, seen: Seen, begun: Begun) -> Iterator[tuple[Job, End]]:
     """In this process, one after another."""
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -135,7 +216,7 @@ def _here(todo: Schedule, seen: Seen, begun: Begun) -> Iterator[tuple[Job, End]]
 
 
 def _apart(
-    todo: Schedule,
+    todo: Queue,
     processes: int,
     objects: Shared[dict[str, Job]] | None,
     plugins: tuple[Path, ...],
@@ -153,9 +234,8 @@ def _apart(
                 places = {job.run_dir for job in running.values()}
                 if len(running) < processes and (job := todo.take(places)) is not None:
                     with without_script():
-                        running[pool.submit(_run_apart, job if objects is None else _name(job))] = (
-                            job
-                        )
+                        given = job if objects is None else _name(job)
+                        running[pool.submit(_run_apart, given)] = job
                     begun(running.values())
                     continue
                 if not running:
@@ -184,8 +264,6 @@ def _ready(
 
     The parent process handles Ctrl-C. SIGTERM ends the run of this process, which then says that it was stopped.
     """
-    import torch
-
     global _reports, _stop, _shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -199,10 +277,15 @@ def _ready(
 
 def _obey() -> None:
     """Stop the run of this process when all are stopped, and end the process when its parent is gone."""
-    while not (_orphaned() or _stop.wait(1.0)):
+
+    def orphaned() -> bool:
+        parent = multiprocessing.parent_process()
+        return parent is not None and not parent.is_alive()
+
+    while not (orphaned() or _stop.wait(1.0)):
         pass
     _thread.interrupt_main(signal.SIGTERM)
-    while not _orphaned():
+    while not orphaned():
         time.sleep(1.0)
     _working.acquire(timeout=GRACE)  # not for ever: the run may wait for a parent that is gone
     os._exit(1)
@@ -222,62 +305,41 @@ def _run_apart(given: Job | str) -> End:
     return "stopped"
 
 
-def _orphaned() -> bool:
-    """Whether the parent process is gone."""
-    parent = multiprocessing.parent_process()
-    return parent is not None and not parent.is_alive()
-
-
 def _run(job: Job, seen: Seen) -> End:
+    """One run. Its divergence is not warned of, and its events are not logged: the tables and the page have them."""
     failed, began = job.run_dir / FAILED, time.monotonic()
     job.forget_failure()
     resume = (job.run_dir / CHECKPOINT).exists()
     if not resume:
         shutil.rmtree(job.run_dir, ignore_errors=True)
+    unlogged, log.disabled = log.disabled, True
     try:
-        with warnings.catch_warnings(), _unlogged():
-            warnings.filterwarnings(
-                "ignore", "the run of seed"
-            )  # a divergence, which the tables show
-            callbacks = [_Reporter(job.run_dir, seen)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the run of seed")
             result = run(
                 job.spec,
                 job.run_dir,
                 seeds=job.seeds,
                 resume=resume,
-                callbacks=callbacks,
+                callbacks=[_Reporter(job.run_dir, seen)],
                 keep_checkpoint=job.keep,
                 progress=False,
             )
     except Exception as error:
         name = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "
-        job.run_dir.mkdir(parents=True, exist_ok=True)
-        failed.write_text(
-            f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}", "utf-8"
-        )
-        return "failed"
-    if not job.complete():  # nothing may wait for it
-        failed.write_text(
-            f"the run ended before its {job.spec.rounds} rounds ({result.status})\n", "utf-8"
-        )
-        return "failed"
-    if (
-        time.monotonic() - began > 1
-    ):  # a shorter run leaves little behind, and takes less time than this
-        gc.collect()
-        release_memory()
-    return "finished"
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Logs no events, which would break the bar; the page has them."""
-    before = log.disabled
-    log.disabled = True
-    try:
-        yield
+        why = f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}"
+    else:
+        why = f"the run ended before its {job.spec.rounds} rounds ({result.status})\n"
+        if job.complete():  # if not, nothing may wait for it
+            if time.monotonic() - began > 1:  # a shorter run leaves little behind
+                gc.collect()
+                release_memory()
+            return "finished"
     finally:
-        log.disabled = before
+        log.disabled = unlogged
+    job.run_dir.mkdir(parents=True, exist_ok=True)
+    failed.write_text(why, "utf-8")
+    return "failed"
 
 
 class _Reporter(Callback):

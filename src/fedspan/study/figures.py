@@ -1,4 +1,4 @@
-"""Figures of a part: its metric against rounds and bytes, or against a tuned setting."""
+"""Figures: the metric of a part against rounds and bytes, or against a tuned setting; and who holds what."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedspan.study.curves import TITLES, Axis, over_seeds
+from fedspan.core.task import Holdings
+from fedspan.study.curves import BYTES, TITLES, Axis, over_seeds
 from fedspan.study.model import Part
 from fedspan.study.results import Entry
 from fedspan.study.tables import scale_of, titled, unit_of
@@ -28,7 +29,7 @@ MARKERS = (
     "os^DvP*"  # as on the page: lines are told by color and marker, so that no one needs the color
 )
 ACROSS = 3  # panels side by side
-BYTES: tuple[Axis, ...] = ("up", "total")
+NAMED = 40  # rows or columns of a heat map that have room for names
 AXES: tuple[Axis, ...] = ("round", "up", "total")
 
 
@@ -194,3 +195,26 @@ def _grid(axis: Any, part: Part, entries: Sequence[Entry], key: str) -> None:
     axis.set_xscale("log")
     axis.set_yscale("linear" if part.goal == "max" else "log")
     axis.set_xlabel(f"{key.rpartition('.')[2]} (no point: diverged)")
+
+
+def heatmap(held: Holdings, title: str, path: Path) -> Path:
+    """A picture of examples by client and class; the format is that of the file's ending, PNG if it has none."""
+    path = path if path.suffix else path.with_suffix(".png")
+    clients, classes = held.counts.shape
+    size = (min(12.0, 2.5 + 0.22 * classes), min(10.0, 1.5 + 0.16 * clients))
+    with plt.rc_context(STYLE | {"axes.grid": False}):
+        figure, axis = plt.subplots(figsize=size, layout="constrained")
+        picture = axis.imshow(held.counts, aspect="auto", cmap="viridis", interpolation="nearest")
+        figure.colorbar(picture, label="examples")
+        axis.set_xlabel("class" if held.classes else "")
+        axis.set_ylabel("client")
+        if clients <= NAMED:
+            axis.set_yticks(range(clients), held.clients)
+        if not held.classes or classes <= NAMED:
+            turned = max(map(len, held.classes), default=0) > 2
+            axis.set_xticks(range(len(held.classes)), held.classes, rotation=90 if turned else 0)
+        axis.set_title(title)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, bbox_inches="tight", dpi=150)
+        plt.close(figure)
+    return path

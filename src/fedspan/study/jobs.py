@@ -1,23 +1,38 @@
-"""A run of a study: where it is kept, whether it has ended, and how long it took."""
+"""A run of a study: where it is kept, what decides it, whether it has ended, and how long it took.
+
+What decides a run besides its settings is code, data and initial weights of the user's own. A spec names a plugin's
+method, a data module or a data file, and each may change while the spec stays the same. Their fingerprints keep runs of
+the old ones apart from runs of the new ones.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedspan.core import registry
-from fedspan.core.errors import FedspanError
-from fedspan.core.sealed import read_table
-from fedspan.core.spec import Spec
+import torch
+
+from fedspan.core import building, registry
+from fedspan.core.errors import DataError
+from fedspan.core.sealed import read_table, write_table
+from fedspan.core.source import source_of
+from fedspan.core.spec import Spec, flat
+from fedspan.core.task import Task
 from fedspan.engine import history
+from fedspan.engine.loop import Line
 from fedspan.engine.outcome import OUTCOME
-from fedspan.study.fingerprint import digest, fingerprint
+from fedspan.tasks.custom import Custom, _digest
 
 FAILED = "failed.txt"  # the reason in one line, then the traceback
+FINGERPRINT = "fingerprint.json"
+SAMPLED = 1 << 20  # bytes of a large file that are read at its start, in its middle and at its end
 
 
 @dataclass(frozen=True)
@@ -36,35 +51,34 @@ class Job:
         several = [self.run_dir / f"seed-{seed}" for seed in range(first, first + self.seeds)]
         return [one / history.NAME for one in ([self.run_dir] if self.seeds == 1 else several)]
 
+    def _ends(self) -> list[Line]:
+        """The last evaluation of every seed that has one."""
+        rows = [history.read(path)[1] for path in self.histories() if path.exists()]
+        return [seed[-1] for seed in rows if seed]
+
     def complete(self) -> bool:
         """Whether every seed has a history that is long enough, has diverged, or was ended by a callback."""
-        ends = [history.read(path)[1][-1:] for path in self.histories() if path.exists()]
-        enough = [
-            bool(end) and (end[0]["round"] >= self.spec.rounds or bool(end[0].get("diverged")))
-            for end in ends
-        ]
-        return len(enough) == self.seeds and (all(enough) or self._stopped())
-
-    def _stopped(self) -> bool:
-        """Whether a callback ended the run. Another job may be running it longer, so its files are not checked."""
-        try:
+        ends = self._ends()
+        if len(ends) < self.seeds:
+            return False
+        if all(end["round"] >= self.spec.rounds or end.get("diverged") for end in ends):
+            return True
+        try:  # another job may be running it longer, so its files are not checked
             statuses = read_table(self.run_dir / OUTCOME, {"statuses": list[str]})["statuses"]
         except FileNotFoundError:
             return False
         return all(one.startswith(("stopped", "diverged")) for one in statuses)
 
-    def ended(self) -> bool:
-        """Whether there is nothing more to wait for."""
-        return self.complete() or self.failure() is not None
-
     def failure(self) -> str | None:
         """Why the run failed, in one line; None: it did not."""
         path = self.run_dir / FAILED
-        return (
-            path.read_text("utf-8", "replace").partition("\n")[0]
-            if path.exists() and not self.complete()
-            else None
-        )
+        if not path.exists() or self.complete():
+            return None
+        return path.read_text("utf-8", "replace").partition("\n")[0]
+
+    def ended(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return self.complete() or self.failure() is not None
 
     def forget_failure(self) -> None:
         """The run is to be tried again."""
@@ -72,8 +86,7 @@ class Job:
 
     def seconds(self) -> float:
         """Computing time; the seeds of a batched computation share one clock."""
-        ends = [history.read(path)[1][-1:] for path in self.histories() if path.exists()]
-        return max((float(end[0]["seconds"]) for end in ends if end), default=0.0)
+        return max((float(end["seconds"]) for end in self._ends()), default=0.0)
 
 
 def jobs_of(spec: Spec, runs: Path, seeds: int, what: str = "") -> list[Job]:
@@ -81,15 +94,9 @@ def jobs_of(spec: Spec, runs: Path, seeds: int, what: str = "") -> list[Job]:
     place = place_of(spec, runs)
     if spec.task.several_seeds:
         return [Job(spec, place / f"{seeds}-seeds", seeds, what=what)]
-    every = range(spec.seed, spec.seed + seeds)
     return [
-        Job(
-            dataclasses.replace(spec, seed=seed),
-            place / f"seed-{seed}",
-            1,
-            what=f"{what}, seed {seed}",
-        )
-        for seed in every
+        Job(one, place / f"seed-{one.seed}", 1, what=f"{what}, seed {one.seed}")
+        for one in (dataclasses.replace(spec, seed=spec.seed + n) for n in range(seeds))
     ]
 
 
@@ -98,21 +105,104 @@ def place_of(spec: Spec, runs: Path) -> Path:
 
     Runs with other code, data or initial weights of the user's are elsewhere: they are never taken for these.
     """
-    own = fingerprint(spec)
-    parts = [registry.name_of(spec.method), spec.identity(), *([digest(own)] if own else [])]
-    return runs / "-".join(
-        [*parts, *([f"{spec.rounds}-rounds"] if isinstance(spec.method.lr, str) else [])]
-    )
-
-
-def identity_of(table: dict[str, Any]) -> str:
-    """The identity of a history's spec, also of one that names things which are not registered here."""
-    try:
-        return Spec.from_table(table).identity()
-    except FedspanError:
-        return json.dumps({k: v for k, v in table.items() if k not in ("rounds", "seed")})
+    parts = [registry.name_of(spec.method), spec.identity()]
+    if own := fingerprint(spec):
+        parts.append(_hash(json.dumps(own, sort_keys=True).encode(), 4))
+    if isinstance(spec.method.lr, str):
+        parts.append(f"{spec.rounds}-rounds")
+    return runs / "-".join(parts)
 
 
 def seconds(jobs: Iterable[Job]) -> float:
     """Computing time of the runs of these jobs; a run that several jobs share counts once."""
     return sum(job.seconds() for job in {job.run_dir: job for job in jobs}.values())
+
+
+# ---- what decides a run besides its settings
+
+_of_tasks: dict[str, dict[str, str]] = {}  # what a spec file names is read once per process
+
+
+def fingerprint(spec: Spec) -> dict[str, str]:
+    """What it is of → hash, for everything that is the user's own; empty if all comes with fedspan."""
+    own = {f"source of {cls.__name__}": _source(cls) for cls in map(type, _choices(spec))}
+    if isinstance(spec.task, Custom) and spec.task.objects is not None:
+        given = spec.task.objects
+        if "fingerprint" not in vars(given):  # every run of a comparison asks for it
+            parts = {
+                "initial weights": dict(given.model.state_dict()),
+                "clients' data": given.clients,
+                "test data": given.test,
+                "validation data": given.validation,
+            }
+            vars(given)["fingerprint"] = {name: _digest(one) for name, one in parts.items()}
+        return {**own, **vars(given)["fingerprint"]}
+    table = building.describe(spec.task)
+    key = json.dumps(table)
+    if key not in _of_tasks:
+        _of_tasks[key] = _of_files(table) | _of_module(spec.task)
+    return own | _of_tasks[key]
+
+
+def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
+    """What has changed since the runs in a directory were made. Notes the new fingerprint there."""
+    path, remedy = runs / FINGERPRINT, "put it back, or delete it and the runs beside it"
+    before = read_table(path, remedy=remedy) if path.exists() else {}
+    if found:
+        runs.mkdir(parents=True, exist_ok=True)
+        write_table(path, {**before, **found})
+    return [what for what, value in found.items() if before.get(what, value) != value]
+
+
+def _of_files(table: Mapping[str, Any]) -> dict[str, str]:
+    """Of the files that a task names."""
+    found = {}
+    texts = [
+        value for value in flat(table).values() if isinstance(value, str) and len(value) < 1000
+    ]
+    for name in texts:
+        if Path(name).is_file():
+            size = Path(name).stat().st_size
+            parts = [f"{size} ".encode()]
+            with Path(name).open("rb") as file:
+                for place in sorted({0, size // 2, max(0, size - SAMPLED)}):
+                    file.seek(place)
+                    parts.append(file.read(SAMPLED))
+            found[f"file {name!r}"] = _hash(b"".join(parts))
+    return found
+
+
+def _of_module(task: Task) -> dict[str, str]:
+    """Of what the functions of a task's module give here."""
+    if not isinstance(task, Custom) or task.clients is None:
+        return {}
+    read = task.material(0, torch.float32)
+    found = {"test data": _digest(read.test()), "validation data": _digest(read.validation())}
+    with contextlib.suppress(DataError, OSError):  # data that is on other machines
+        found["clients' data"] = _digest(list(read.clients))
+    return found
+
+
+def _choices(value: Any) -> Iterator[Any]:
+    """Every method, projector, metric and so on in a value whose class does not come with fedspan."""
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _choices(inner)
+    elif dataclasses.is_dataclass(value):
+        own = not type(value).__module__.startswith("fedspan.")
+        if own and registry.kind_of(type(value)) is not None:
+            yield value
+        for one in dataclasses.fields(value):
+            yield from _choices(getattr(value, one.name))
+
+
+def _source(cls: type) -> str:
+    """A hash of the file that a class is in; of a script that is run, of the class alone."""
+    file = None if cls.__module__ == "__main__" else inspect.getsourcefile(cls)
+    if file is None or not Path(file).is_file():
+        return source_of(cls)
+    return _hash(Path(file).read_bytes())
+
+
+def _hash(data: bytes, size: int = 8) -> str:
+    return hashlib.blake2b(data, digest_size=size).hexdigest()

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -17,9 +17,8 @@ from fedspan.core.spec import read_toml
 from fedspan.core.system import WINDOWS
 from fedspan.engine import history
 from fedspan.study import page, results
-from fedspan.study.parse import study_of
-from fedspan.study.report import Report, check, check_places, of_places
-from fedspan.study.titles import titled
+from fedspan.study.model import study_of
+from fedspan.study.report import Report, check, check_places, of_places, titled
 
 HOST = "127.0.0.1"
 
@@ -30,63 +29,43 @@ class Follower:
     def __init__(self, places: Sequence[Path], metric: str | None, command: str) -> None:
         self.places, self.metric, self.command = places, metric, command
         self.lock = threading.Lock()
-        self.stamp, self.report, self.status = "", Report("", [], [], ""), ""
+        self.stamp, self.report, self.status = "", Report("", "", [], ""), ""
 
     def refresh(self) -> None:
-        """Make the report again if a file has changed."""
+        """Make the report again if a history or the data of a study has changed."""
+        names = (history.NAME, results.STUDY, results.CURVES)
         with self.lock:
-            stamp = self._stamp()
+            states = []
+            for place in self.places:
+                files = [place] if place.is_file() else place.rglob("*.*")
+                for path in sorted(path for path in files if path.name in names):
+                    status = path.stat()
+                    states.append((str(path), status.st_mtime_ns, status.st_size))
+            stamp = hashlib.sha256(json.dumps(states).encode()).hexdigest()[:16]
             if stamp != self.stamp:
-                self.report, self.status = self._read()
+                self._read()
                 self.stamp = stamp
 
-    def _stamp(self) -> str:
-        """Changes when a history or the data of a study does."""
-        names = (history.NAME, results.STUDY, results.CURVES)
-        files = [
-            path
-            for place in self.places
-            for path in ([place] if place.is_file() else place.rglob("*.*"))
-        ]
-        known = sorted(path for path in files if path.name in names)
-        states = [
-            (str(path), status.st_mtime_ns, status.st_size)
-            for path in known
-            for status in (path.stat(),)
-        ]
-        return hashlib.sha256(json.dumps(states).encode()).hexdigest()[:16]
-
-    def _read(self) -> tuple[Report, str]:
-        where = ", ".join(map(str, self.places))
+    def _read(self) -> None:
+        where, title = ", ".join(map(str, self.places)), ""
+        for place in self.places:  # a comparison that is not finished
+            if (place / results.STUDY).is_file() and not results.has_data(place) and not title:
+                study = study_of(read_toml(place / results.STUDY))
+                title = study.title or titled(study.parts[0])
         try:
             report = of_places(self.places, self.metric, self.command)
         except ChangedError:
             raise
         except CheckpointError:
-            return Report(
-                self._title() or "No evaluation yet", [], [], self.command
-            ), f"Waiting for {where}"
-        if title := self._title():
-            report = dataclasses.replace(report, title=title)
+            self.report = Report(title or "No evaluation yet", "", [], self.command)
+            self.status = f"Waiting for {where}"
+            return
+        self.report = dataclasses.replace(report, title=title or report.title)
         series = [entry.series for section in report.sections for entry in section.entries]
-        runs, going = (
-            sum(len(one.seeds) for one in series),
-            sum(len(one.unfinished) for one in series),
-        )
-        finished = (
-            f"{runs - going} of {runs} runs finished"
-            if going
-            else f"{runs} run{'s' * (runs > 1)} finished"
-        )
-        return report, f"Following {where}: {finished}"
-
-    def _title(self) -> str:
-        """The title of a comparison that is not finished."""
-        for place in self.places:
-            if (place / results.STUDY).is_file() and not results.has_data(place):
-                study = study_of(read_toml(place / results.STUDY))
-                return study.title or titled(study.parts[0])
-        return ""
+        runs = sum(len(one.seeds) for one in series)
+        going = sum(len(one.unfinished) for one in series)
+        finished = f"{runs - going} of {runs} runs" if going else f"{runs} run{'s' * (runs > 1)}"
+        self.status = f"Following {where}: {finished} finished"
 
     def html(self) -> str:
         """The whole page."""
@@ -97,11 +76,10 @@ class Follower:
         """The state, and the page's content if it has changed since a stamp."""
         self.refresh()
         state = {"stamp": self.stamp, "status": self.status}
-        return (
-            state
-            if stamp == self.stamp
-            else state | {"main": page.main_of(page.render(self.report))}
-        )
+        if stamp != self.stamp:
+            whole = page.render(self.report)
+            state["main"] = whole.partition("<main>")[2].rpartition("</main>")[0]
+        return state
 
 
 def serve(
@@ -141,30 +119,27 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
             self.send_error(403)  # a page elsewhere whose name leads here may not read the runs
-        elif address.path == "/":
-            self._send("text/html", self.follows.html)
-        elif address.path == "/live.json":
-            stamp = parse_qs(address.query).get("stamp", [""])[0]
-            self._send("application/json", lambda: json.dumps(self.follows.news(stamp)))
-        else:
+            return
+        if address.path not in ("/", "/live.json"):
             self.send_response(404)
             self.end_headers()
-
-    def _send(self, kind: str, make: Callable[[], str]) -> None:
+            return
         try:
-            data = make().encode()
+            if address.path == "/":
+                kind, text = "text/html", self.follows.html()
+            else:
+                stamp = parse_qs(address.query).get("stamp", [""])[0]
+                kind, text = "application/json", json.dumps(self.follows.news(stamp))
         except (
             FedspanError,
             OSError,
-        ) as error:  # such as a file that is being replaced; the page asks again
+        ) as error:  # a file that is being replaced; the page asks again
             self.send_error(503, str(error))
             return
+        data = text.encode()
         self.send_response(200)
-        for name, value in (
-            ("Content-Type", f"{kind}; charset=utf-8"),
-            ("Content-Length", str(len(data))),
-        ):
-            self.send_header(name, value)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(data)))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
         self.wfile.write(data)

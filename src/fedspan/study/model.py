@@ -1,19 +1,39 @@
-"""What a study is: parts, each a comparison of variants under the same seeds, which may be repeated over rows.
+"""What a study is, and how it is read from TOML and written.
 
     study    a title and parts
     part     a base spec, variants of it with a grid each, seeds, a metric, and rows
-    row      values for the `$names` in base and variants; a part without rows has one empty row
+    row      a case: values for the `$names` in base and variants; a part without rows has one case without values
     point    one combination of a variant's grid
 
-`fedspan.study.parse` reads a study from TOML and writes it; a plain comparison is a study with one part and one row.
+A plain comparison is a study with one part and one case. As TOML, settings have four levels, each laid over the one
+before: study, part, scale, part of a scale.
+
+    title = "…"                               # all keys but base and variants have defaults
+    seeds = 3                                 # a setting of every part
+    scale = "laptop"                          # the default of --scale
+    [base]                                    # a spec
+    [variants.ssf]                            # tables laid over the base
+    label = "SSF"
+    method = { rank = 0.1 }
+    grid = { "method.lr" = [0.1, 0.3, 1.0] }
+    [parts.rank]                              # without parts, the study is one comparison of all variants
+    variants = ["ssf", "small"]               # names from above and of its own
+    own.small = { method = { rank = 0.05 } }
+    grid = { "method.lr" = [0.1, 0.3] }       # replaces the variants' own values
+    rows = [{ het = 0.1 }, { het = 2.0 }]     # `$het` in base, variants and `set` stands for the row's value
+    [scales.smoke]                            # changes to every part; parts.NAME to one
+    points = 1                                # values kept of the middle of every grid
+    base = { rounds = 2 }
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
 from typing import Any, Literal
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
@@ -26,47 +46,20 @@ from fedspan.core.errors import (
     not_negative,
     number,
     one_of,
+    shown,
 )
 from fedspan.core.method import Method
-from fedspan.core.spec import Spec, with_values
+from fedspan.core.spec import Spec, read_toml, with_values
 from fedspan.engine.judging import HELD_OUT, sign_of
 from fedspan.study.budget import Budget
+from fedspan.study.curves import Curve, Goal, Table, Tail, setting
 
-Table = dict[str, Any]
+SPECS = Path(__file__).parent / "specs"
 Point = dict[str, Any]  # dotted key of a spec → value
-Goal = Literal["max", "min"]
 # Okabe and Ito's colors, which color-blind readers can tell apart; without yellow, which is too faint for a line.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#D55E00", "#56B4E9")
 # Top-level keys of a spec that a variant may change.
-CHANGEABLE = tuple(
-    f.name for f in dataclasses.fields(Spec) if f.name not in ("rounds", "seed", "eval_every")
-)
-
-
-NAMES = {  # what metrics are called in words, where their own name is none
-    "loss": "test loss", "training_loss": "training loss", "rel_err": "relative error", "auroc": "AUROC",
-    "c_index": "concordance index", "f1": "F1", "f1_macro": "macro F1", "mae": "mean absolute error",
-    "mse": "mean squared error", "r2": "R²", "token_accuracy": "token accuracy",
-    "average_precision": "average precision",
-    "correction": "correction on", "correction_test": "test of the correction",
-}  # fmt: skip
-
-
-def name_of(metric: str) -> str:
-    """A metric in words."""
-    plain = metric.removeprefix("validation_")
-    name = NAMES.get(plain, plain) if plain == metric or plain != "loss" else "loss"
-    return name if plain == metric else f"validation {name}"
-
-
-def in_percent(metric: str) -> bool:
-    """Whether a metric is shown in percent."""
-    return metric.removeprefix("validation_") in ("accuracy", "token_accuracy")
-
-
-def goal_of(metric: str, given: Sequence[Any] = (), option: str = "goal") -> Goal:
-    """Whether more or less of a metric is better, as it says; `given` and `option` are those of `sign_of`."""
-    return "max" if sign_of(metric, given, option=option) > 0 else "min"
+CHANGEABLE = {one.name for one in dataclasses.fields(Spec)} - {"rounds", "seed", "eval_every"}
 
 
 @dataclass(frozen=True)
@@ -82,39 +75,35 @@ class Variant:
 
     def points(self) -> list[Point]:
         """Every combination of the grid."""
-        return [
-            dict(zip(self.grid, values, strict=True))
-            for values in itertools.product(*self.grid.values())
-        ]
+        every = itertools.product(*self.grid.values())
+        return [dict(zip(self.grid, values, strict=True)) for values in every]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One repetition of a part's comparison."""
+class Case:
+    """One repetition of a part's comparison: a row of its table."""
 
     values: Table = field(default_factory=dict)  # name → what `$name` stands for
-    published: dict[str, Any] = field(
-        default_factory=dict
-    )  # variant → number, "nan", point, or [final, best]
+    published: Table = field(default_factory=dict)  # variant → number, "nan", point, [final, best]
     target: float | None = None  # a level of the metric whose cost is shown instead of the result
     variants: list[str] | None = None  # those that take part; None: all
 
     @property
     def label(self) -> str:
-        """The row's values in words."""
-        return ", ".join(setting(key, value) for key, value in self.values.items())
+        """The values in words."""
+        return settings(self.values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Variants on one task under the same seeds, in every row."""
+    """Variants on one task under the same seeds, in every case."""
 
     name: str
     base: Table  # a spec
     variants: list[Variant]
     title: str = ""
     about: str = ""
-    rows: list[Row] = field(default_factory=lambda: [Row()])
+    rows: list[Case] = field(default_factory=lambda: [Case()])
     set: Table = field(default_factory=dict)  # dotted key → value, for every variant
     seeds: int = 3
     tune_seeds: int | Literal["all"] = 1  # seeds that decide the tuning
@@ -122,21 +111,15 @@ class Part:
     tune_by: str = ""  # the metric that decides the tuning; empty: `metric`
     metric: str = "accuracy"
     goal: Goal = "max"
-    tail: float = (
-        1  # last evaluations whose mean is the result; below 1: as a share of all evaluations
-    )
+    tail: float = 1  # last evaluations whose mean is the result; below 1: as a share of them
     budget: Budget | None = None  # None: all variants run for the base's rounds
     claims: list[list[str]] = field(default_factory=list)  # variants in a claimed order, best first
-    within: float = 0.0  # a result this close to the published number, relative to it, reproduces it; 0: not judged
-    tuned_in: str = (
-        ""  # "part.variant" whose chosen point every variant takes, in the row with the same values
+    within: float = (
+        0.0  # relative distance of a result that reproduces the published; 0: not judged
     )
-    figure: Table = field(
-        default_factory=dict
-    )  # x: axes or a grid's key; rows: numbers of the rows to draw
-    given: Spec | None = (
-        None  # the base as an object, in place of its table; set by `fedspan.compare`
-    )
+    tuned_in: str = ""  # "part.variant" whose chosen point every variant takes, in the same case
+    figure: Table = field(default_factory=dict)  # x: axes or a grid's key; rows: those to draw
+    given: Spec | None = None  # the base as an object, in place of its table
 
     def __post_init__(self) -> None:
         at_least("seeds", self.seeds, 1)
@@ -158,17 +141,13 @@ class Part:
         one_of("variant", name, [variant.name for variant in self.variants])
         return next(variant for variant in self.variants if variant.name == name)
 
-    def cells(self) -> list[tuple[Row, Variant]]:
-        """Every row with every variant that takes part in it."""
-        return [
-            (r, v)
-            for r in self.rows
-            for v in self.variants
-            if r.variants is None or v.name in r.variants
-        ]
+    def cells(self) -> list[tuple[Case, Variant]]:
+        """Every case with every variant that takes part in it."""
+        pairs = itertools.product(self.rows, self.variants)
+        return [(r, v) for r, v in pairs if r.variants is None or v.name in r.variants]
 
     def spec(
-        self, variant: Variant, point: Point, row: Row | None = None, rounds: int | None = None
+        self, variant: Variant, point: Point, row: Case | None = None, rounds: int | None = None
     ) -> Spec:
         """The spec of one point of a variant's grid; by default it is as long as the budget allows."""
         if self.given is None:
@@ -182,14 +161,15 @@ class Part:
             rounds = self.budget.rounds(spec)
         return spec if rounds is None else dataclasses.replace(spec, rounds=rounds)
 
-    def tuning_spec(self, variant: Variant, point: Point, row: Row) -> Spec:
+    def tuning_spec(self, variant: Variant, point: Point, row: Case) -> Spec:
         """The same, as long as a run of the tuning."""
         spec = self.spec(variant, point, row)
-        return (
-            spec
-            if self.tune_rounds is None
-            else dataclasses.replace(spec, rounds=min(self.tune_rounds, spec.rounds))
-        )
+        return dataclasses.replace(spec, rounds=min(self.tune_rounds or spec.rounds, spec.rounds))
+
+    @property
+    def sign(self) -> int:
+        """1 where more of the metric is better, else -1."""
+        return 1 if self.goal == "max" else -1
 
     @property
     def tune_metric(self) -> str:
@@ -197,10 +177,10 @@ class Part:
         return self.tune_by or self.metric
 
     @property
-    def tune_goal(self) -> Goal:
-        """Whether more or less of it is better."""
+    def tune_sign(self) -> int:
+        """1 where more of it is better, else -1."""
         held_out = self.tune_metric.removeprefix(HELD_OUT) == self.metric.removeprefix(HELD_OUT)
-        return self.goal if held_out else goal_of(self.tune_metric, self.metrics)
+        return self.sign if held_out else sign_of(self.tune_metric, self.metrics, option="goal")
 
     @property
     def metrics(self) -> Sequence[Any]:
@@ -214,9 +194,17 @@ class Part:
 
     def last(self, evaluations: int) -> int:
         """How many of the last evaluations make up a result."""
-        return max(
-            1, min(evaluations, int(self.tail if self.tail >= 1 else evaluations * self.tail))
-        )
+        count = int(self.tail if self.tail >= 1 else evaluations * self.tail)
+        return max(1, min(evaluations, count))
+
+    def inside(self, curve: Curve) -> Curve:
+        """The rows of a curve that the budget allows; all if there is none."""
+        return curve if self.budget is None else curve.within(self.budget.limits)
+
+    def result(self, curve: Curve) -> Tail:
+        """The mean of the last evaluations within the budget."""
+        curve = self.inside(curve)
+        return curve.tail(self.last(len(curve.rounds)))
 
 
 @dataclass(frozen=True)
@@ -244,16 +232,13 @@ def laid_over(table: Table, changes: Mapping[str, Any]) -> Table:
 
 
 def with_settings(value: Any, settings: Mapping[str, Any]) -> Any:
-    """A dataclass with values at dotted keys, such as `method.projector.rank`."""
+    """A dataclass with values at dotted keys, such as `method.space.rank`."""
     changes: Table = {}
     nested: dict[str, Table] = {}
+    is_table = dataclasses.is_dataclass(value)
+    fields = [one.name for one in dataclasses.fields(value)] if is_table else []
     for path, inner in settings.items():
         key, _, rest = path.partition(".")
-        fields = (
-            [one.name for one in dataclasses.fields(value)]
-            if dataclasses.is_dataclass(value)
-            else []
-        )
         if key not in fields:
             known = f"{did_you_mean(key, fields)}; it has {', '.join(fields)}" if fields else ""
             raise SpecError(f"{type(value).__name__} has no setting {key!r}{known}")
@@ -276,13 +261,178 @@ def filled(value: Any, names: Mapping[str, Any]) -> Any:
     return value
 
 
-def setting(key: str, value: Any) -> str:
-    """method.projector.rank = 20 → rank 20; a name stands for itself."""
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    last = key.rpartition(".")[2]
-    return text if last == "name" else f"{last} {text}"
-
-
 def settings(point: Mapping[str, Any]) -> str:
     """A point in words."""
     return ", ".join(setting(key, value) for key, value in point.items())
+
+
+# ---- studies as TOML
+
+WORDS = {"name", "title", "about", "variants"}
+SETTINGS = {one.name for one in dataclasses.fields(Part)} - WORDS - {"given"}  # are handed down
+TYPES: dict[str, type] = {  # of settings that no other function checks
+    "base": dict,
+    "rows": list,
+    "set": dict,
+    "tune_by": str,
+    "metric": str,
+    "claims": list,
+    "tuned_in": str,
+    "figure": dict,
+}
+
+
+def names() -> list[str]:
+    """The studies that come with fedspan."""
+    return sorted(file.stem for file in SPECS.glob("*.toml"))
+
+
+def committed(name: str, scale: str | None = None, seeds: int | None = None) -> Study:
+    """The study NAME at a scale; by default at the one its file names."""
+    one_of("study", name, names())
+    return study_of({"name": name} | read_toml(SPECS / f"{name}.toml"), scale, seeds)
+
+
+def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -> Study:
+    """A study from its table; `seeds` replaces the number of seeds of every part."""
+    _known("a comparison", table, {*WORDS, *SETTINGS, "scale", "scales", "parts"})
+    scales, scale = _tables("scales", table.get("scales", {})), scale or table.get("scale")
+    if scale is not None:
+        one_of("scale", scale, scales)
+    size = {} if scale is None else scales[scale]
+    _known(f"[scales.{scale}]", size, {*SETTINGS, "about", "only", "points", "parts"})
+    if seeds is not None:
+        at_least("seeds", seeds, 1)
+    parts = _tables("parts", table.get("parts", {"comparison": {}}))
+    wanted = _typed(f"scales.{scale}.only", size.get("only", list(parts)), list)
+    texts = {key: _typed(key, table.get(key, ""), str) for key in ("name", "title", "about")}
+    found = [_part(name, one, table, size, seeds) for name, one in parts.items() if name in wanted]
+    if not found:
+        raise SpecError("a comparison has no part; give [base] and [variants.NAME]")
+    abouts = (texts["about"], _typed("about", size.get("about", ""), str))
+    about = " ".join(text.strip() for text in abouts if text)
+    return Study(texts["name"] or "comparison", found, texts["title"], about)
+
+
+def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None) -> Part:
+    where = f"parts.{name}"
+    _known(f"[{where}]", table, {*WORDS, *SETTINGS, "own", "grid"})
+    levels = [shared, table, size, _tables("scales.….parts", size.get("parts", {})).get(name, {})]
+    own_levels = ({k: v for k, v in one.items() if k in SETTINGS} for one in levels)
+    chosen: Table = reduce(laid_over, own_levels, {})
+    for key in TYPES.keys() & chosen.keys():
+        _typed(key, chosen[key], TYPES[key])
+    # variants, with the part's own grid and as many values of it as the scale keeps
+    known = _variants("variants", shared.get("variants", {}))
+    known |= _variants(f"{where}.own", table.get("own", {}))
+    wanted = table.get("variants", list(known))
+    if isinstance(wanted, dict):
+        known = _variants(f"{where}.variants", wanted)
+        wanted = list(known)
+    for one in _typed(f"{where}.variants", wanted, list):
+        one_of(f"variant of [{where}]", one, known)
+    if "base" not in chosen or not known:
+        raise SpecError("a comparison needs [base] and [variants.NAME]")
+    points = size.get("points")
+    if points is not None:
+        at_least("points", points, 1)
+    variants = []
+    for one in wanted:
+        grid = known[one].grid | _grid(where, table)
+        if points is not None:
+            starts = {key: max(0, (len(values) - points) // 2) for key, values in grid.items()}
+            grid = {key: values[starts[key] : starts[key] + points] for key, values in grid.items()}
+        variants.append(dataclasses.replace(known[one], grid=grid))
+    # the metric and what is better
+    metric = chosen.get("metric", "accuracy")
+    if "goal" in chosen and not metric:
+        raise SpecError(f"`goal` {chosen['goal']!r} needs the `metric` that it is of; give both")
+    goal = chosen.get("goal", "max")
+    if "goal" not in chosen and metric:
+        sign = sign_of(metric, chosen["base"].get("metrics", ()), option="goal")
+        goal = "max" if sign > 0 else "min"
+    typed = chosen | {"metric": metric, "goal": goal}
+    typed["budget"] = Budget.parse(chosen.get("budget", ()))
+    typed["rows"] = [_case(one) for one in chosen.get("rows", [{}])]
+    typed |= {} if seeds is None else {"seeds": seeds}
+    for key in ("title", "about"):
+        typed[key] = _typed(f"{where}.{key}", table.get(key, ""), str)
+    return Part(name=name, variants=variants, **typed)
+
+
+def _variants(where: str, table: Any) -> dict[str, Variant]:
+    """Variants by name; label and color may be left out."""
+    out = {}
+    for place, (name, one) in enumerate(_tables(where, table).items()):
+        _known(f"[variants.{name}]", one, {*CHANGEABLE, "label", "color", "grid"})
+        changes = {key: value for key, value in one.items() if key in CHANGEABLE}
+        words = {"label": name, "color": COLORS[place % len(COLORS)]} | one
+        label, color = (
+            _typed(f"{where}.{name}.{key}", words[key], str) for key in ("label", "color")
+        )
+        out[name] = Variant(name, label, color, changes, _grid(f"{where}.{name}", one))
+    return out
+
+
+def _grid(where: str, table: Table) -> dict[str, list[Any]]:
+    """The values that a variant or a part is tuned over, by dotted key."""
+    grid = dict(_typed(f"{where}.grid", table.get("grid", {}), dict))
+    for key, values in grid.items():
+        if not _typed(f"{where}.grid: {key}", values, list):
+            raise SpecError(
+                f"`{where}.grid` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]"
+            )
+    return grid
+
+
+def _case(table: Any) -> Case:
+    kinds = {"published": dict, "variants": list, "target": object}
+    own = {key: table[key] for key in kinds if key in _typed("rows", table, dict)}
+    for key, value in own.items():
+        _typed(f"rows: {key}", value, kinds[key])
+    if "target" in own:
+        number("rows: target", own["target"])
+    return Case({key: value for key, value in table.items() if key not in own}, **own)
+
+
+def _typed(where: str, value: Any, kind: type) -> Any:
+    """Refuses a value of another type."""
+    if not isinstance(value, kind):
+        called = {"dict": "a table", "list": "a list", "str": "a text"}[kind.__name__]
+        raise SpecError(f"`{where}` must be {called}, got {shown(value)}")
+    return value
+
+
+def _tables(where: str, value: Any) -> Table:
+    """Refuses what is not a table of tables."""
+    every = _typed(where, value, dict).items()
+    return {name: _typed(f"{where}.{name}", one, dict) for name, one in every}
+
+
+def _known(where: str, table: Mapping[str, Any], keys: Collection[str]) -> None:
+    for key in table:
+        one_of(f"key of {where}", key, keys)
+
+
+def table_of(study: Study) -> Table:
+    """What `study_of` reads this study from, with every level laid over; a study of one part has no [parts]."""
+    parts = {}
+    for part in study.parts:
+        values = ((one.name, getattr(part, one.name)) for one in dataclasses.fields(part))
+        plain = {key: value for key, value in values if value not in (None, "", [], {})}
+        plain["variants"] = {
+            v.name: {"label": v.label, "color": v.color, "grid": v.grid} | v.table
+            for v in part.variants
+        }
+        rows = [dataclasses.asdict(row) for row in part.rows]
+        plain["rows"] = [
+            row.pop("values") | {k: v for k, v in row.items() if v not in (None, {})}
+            for row in rows
+        ]
+        if plain["rows"] == [{}]:
+            del plain["rows"]
+        if part.budget is not None:
+            plain["budget"] = part.budget.texts()
+        parts[part.name] = {k: v for k, v in plain.items() if k not in ("name", "given")}
+    words = {key: text for key in ("name", "title", "about") if (text := getattr(study, key))}
+    return words | (parts["comparison"] if list(parts) == ["comparison"] else {"parts": parts})

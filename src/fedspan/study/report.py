@@ -1,7 +1,7 @@
 """`fedspan report`: page, Markdown, CSV and figures of studies saved as data, and of any directories with runs.
 
 Every section is made of a part and its entries. Runs that belong to no study are shown as one part per task, in which
-every spec is a variant.
+every spec is a variant. A report reads what runs have recorded, and builds no task.
 """
 
 from __future__ import annotations
@@ -15,18 +15,14 @@ from fedspan.core.errors import SpecError, one_of, path_of
 from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.versions import versions
-from fedspan.costs.plan import client_memory
-from fedspan.engine.judging import higher_is_better, main_metric
+from fedspan.engine.judging import higher_is_better, main_metric, sign_of
 from fedspan.study import results as data
 from fedspan.study import tables
-from fedspan.study.chart import best_first
-from fedspan.study.model import COLORS, Part, Variant, goal_of
-from fedspan.study.published import orders, score, score_line
+from fedspan.study.curves import Goal, Series, find
+from fedspan.study.model import COLORS, Part, Variant
 from fedspan.study.results import Entry, Results
-from fedspan.study.series import Series, find
-from fedspan.study.tables import Grid
-from fedspan.study.titles import described, listed, problem, standing, titled
-from fedspan.study.verdict import said
+from fedspan.study.tables import TextTable
+from fedspan.study.verdict import described, said, standing, title_of
 
 FORMATS = ("html", "md", "csv", "png")
 
@@ -39,74 +35,9 @@ class Section:
     about: str
     part: Part
     entries: list[Entry]
-    grids: list[Grid]  # the first stands open on the page, the others are folded away
+    tables: list[TextTable]  # the first stands open on the page, the others are folded away
     notes: list[str]
     verdict: list[str] = field(default_factory=list)  # what the results say, in sentences
-
-    @staticmethod
-    def of_part(part: Part, entries: list[Entry]) -> Section:
-        """A part of a study."""
-        grids = [tables.results(part, entries), tables.runs(part, entries)]
-        if any(entry.tried for entry in entries):
-            grids.append(tables.tuning(part, entries))
-        failed = [f"failed: {line}" for entry in entries for line in entry.failures]
-        events = [note for entry in entries for note in entry.notes]
-        notes = [*orders(part, entries), *dict.fromkeys(failed), *events]
-        title, about = part.title or "Results", part.about or described(part)
-        return Section(title, about, part, entries, grids, notes, said(part, entries))
-
-    @staticmethod
-    def of_runs(title: str, series: list[Series], metric: str | None) -> Section:
-        """Runs on one task that were found somewhere."""
-        known = [name for name in series[0].metrics if all(name in one.metrics for one in series)]
-        if metric is not None:
-            one_of("metric", metric, known)
-        if not known:
-            raise SpecError("the runs report no metric to compare by; give them a test set")
-        given = series[0].spec.get("metrics", ())
-        sure = [name for name in known if higher_is_better(name, given) is not None]
-        metric = metric or main_metric(sure or known, given)
-        goal = goal_of(metric, given, option="")
-        for rank, place in enumerate(
-            best_first(series, metric, goal)
-        ):  # the best ones get the most distinct colors
-            series[place] = dataclasses.replace(series[place], color=COLORS[rank % len(COLORS)])
-        variants = [Variant(one.label, one.label, one.color, {}, {}) for one in series]
-        part = Part(name="runs", base=series[0].spec, variants=variants, metric=metric, goal=goal)
-        entries = [_found(one, part) for one in series]
-        notes = [
-            f"{one.label}: seed {seed} is at round {t} of {one.spec['rounds']}"
-            for one in series
-            for seed, t in one.unfinished.items()
-        ]
-        grid = dataclasses.replace(tables.runs(part, entries), title="")
-        return Section(title, "", part, entries, [grid], notes)
-
-    def markdown(self) -> str:
-        """The section as Markdown."""
-        parts = [
-            f"## {self.title}\n",
-            *(f"{text}\n" for text in (self.about, " ".join(self.verdict)) if text),
-        ]
-        parts += [
-            f"{f'### {grid.title}' if grid.title else ''}\n\n{grid.markdown()}".lstrip()
-            for grid in self.grids
-        ]
-        memory = any(entry.client_memory is not None for entry in self.entries)
-        parts += [
-            "".join(f"- {note}\n" for note in self.notes),
-            f"{tables.MEMORY_NOTE}\n" if memory else "",
-        ]
-        return "\n".join(part for part in parts if part)
-
-
-def _found(one: Series, part: Part) -> Entry:
-    curve = one.curve(part.metric)
-    found = Entry(0, one.label, one.thin(), curve.tail(1), curve.best(part.goal))
-    state, memory = data.client_state(one.spec), client_memory(one.spec)
-    return dataclasses.replace(
-        found, client_state=state, client_memory=memory, **data.known_of(one.spec)
-    )
 
 
 @dataclass(frozen=True)
@@ -114,34 +45,18 @@ class Report:
     """Sections under one title."""
 
     title: str
-    lead: list[str]
+    lead: str
     sections: list[Section]
     command: str
     missed: list[str] = field(default_factory=list)  # published numbers that do not reproduce
     footer: str = ""
-    verdict: list[str] = field(
-        default_factory=list
-    )  # what the results say, in sentences; stands first
+    score: str = ""  # how many published numbers are reproduced
+    verdict: list[str] = field(default_factory=list)  # what the results say, in sentences
 
-    @staticmethod
-    def of_study(results: Results) -> Report:
-        """A study as its data has it."""
-        study = results.study
-        sections = [Section.of_part(part, results.entries[part.name]) for part in study.parts]
-        made = ", ".join(f"{name} {number}" for name, number in results.versions.items())
-        footer = (
-            f"{results.minutes:.1f} core-minutes of computing. {made}"
-            if results.minutes >= 0.1
-            else made
-        )
-        title = study.title or titled(study.parts[0])
-        told = [f"{one.title}: {one.verdict[0]}" for one in sections if one.verdict]
-        if len(sections) == 1:  # its verdict stands above it
-            told, sections = sections[0].verdict, [dataclasses.replace(sections[0], verdict=[])]
-        told = [text for text in (score_line(results), *told) if text]
-        return Report(
-            title, [study.about], sections, results.command, score(results)[1], footer, told
-        )
+    @property
+    def told(self) -> list[str]:
+        """What stands first."""
+        return [text for text in (self.score, *self.verdict) if text]
 
     def write(self, out: Path, formats: Sequence[str]) -> list[Path]:
         """Write the report in the given formats; the files."""
@@ -151,40 +66,100 @@ class Report:
 
             texts["index.html"] = page.render(self)
         if "md" in formats:
-            head = [
-                f"# {self.title}\n",
-                *(f"{text}\n" for text in (*self.verdict, *self.lead) if text),
-            ]
-            texts["tables.md"] = "\n".join(
-                [*head, *(section.markdown() for section in self.sections)]
-            )
+            texts["tables.md"] = self._markdown()
         if "csv" in formats:
-            texts |= self._csv()
+            records, curves = [], []
+            for one in self.sections:
+                named = {"part": one.title} if len(self.sections) > 1 else {}
+                records += [named | record for record in tables.records(one.part, one.entries)]
+                for entry in one.entries:
+                    row = {"row": one.part.rows[entry.row].label} if len(one.part.rows) > 1 else {}
+                    curves.append((named | row, entry.series))
+            texts["results.csv"] = tables.results_csv(records)
+            texts["curves.csv"] = tables.curves_csv(curves)
         make_dir(out)
         for name, text in texts.items():
             write_atomic(out / name, text.encode())
-        return [
-            *(out / name for name in texts),
-            *(self._figures(out / "figures") if "png" in formats else []),
-        ]
+        files = [out / name for name in texts]
+        if "png" in formats:
+            from fedspan.study import figures
 
-    def _csv(self) -> dict[str, str]:
-        found, curves = [], []
+            for one in self.sections:
+                drawn = figures.draw(one.part, one.entries, out / "figures" / one.part.name)
+                files.append(drawn.with_suffix(".png"))
+        return files
+
+    def _markdown(self) -> str:
+        texts = [f"# {self.title}\n", *(f"{text}\n" for text in (*self.told, self.lead) if text)]
         for one in self.sections:
-            named = {"part": one.title} if len(self.sections) > 1 else {}
-            found += [named | record for record in tables.records(one.part, one.entries)]
-            for entry in one.entries:
-                row = {"row": one.part.rows[entry.row].label} if len(one.part.rows) > 1 else {}
-                curves.append((named | row, entry.series))
-        return {"results.csv": tables.results_csv(found), "curves.csv": tables.curves_csv(curves)}
+            words = filter(None, (one.about, " ".join(one.verdict)))
+            parts = [f"## {one.title}\n", *(f"{text}\n" for text in words)]
+            for table in one.tables:
+                heading = f"### {table.title}\n\n" if table.title else ""
+                parts.append(heading + table.markdown())
+            parts.append("".join(f"- {note}\n" for note in one.notes))
+            memory = any(entry.client_memory is not None for entry in one.entries)
+            parts.append(f"{tables.MEMORY_NOTE}\n" if memory else "")
+            texts.append("\n".join(filter(None, parts)))
+        return "\n".join(texts)
 
-    def _figures(self, place: Path) -> list[Path]:
-        from fedspan.study import figures
 
-        drawn = [
-            figures.draw(one.part, one.entries, place / one.part.name) for one in self.sections
-        ]
-        return [path.with_suffix(".png") for path in drawn]
+def of_study(results: Results) -> Report:
+    """A study as its data has it."""
+    study, sections = results.study, []
+    for part in study.parts:
+        entries = results.entries[part.name]
+        made = [tables.results(part, entries), tables.runs(part, entries)]
+        if any(entry.tried for entry in entries):
+            made.append(tables.tuning(part, entries))
+        failed = [f"failed: {line}" for entry in entries for line in entry.failures]
+        events = [note for entry in entries for note in entry.notes]
+        notes = [*tables.orders(part, entries), *dict.fromkeys(failed), *events]
+        title, about = part.title or "Results", part.about or described(part)
+        sections.append(Section(title, about, part, entries, made, notes, said(part, entries)))
+    footer = ", ".join(f"{name} {number}" for name, number in results.versions.items())
+    if results.minutes >= 0.1:
+        footer = f"{results.minutes:.1f} core-minutes of computing. {footer}"
+    told = [f"{one.title}: {one.verdict[0]}" for one in sections if one.verdict]
+    if len(sections) == 1:  # its verdict stands above it
+        told, sections = sections[0].verdict, [dataclasses.replace(sections[0], verdict=[])]
+    score, missed = tables.score(results)
+    title = study.title or titled(study.parts[0])
+    return Report(title, study.about, sections, results.command, missed, footer, score, told)
+
+
+def titled(part: Part) -> str:
+    """What is compared on what."""
+    return title_of([variant.label for variant in part.variants], part.base.get("task", {}))
+
+
+def _of_runs(title: str, series: list[Series], metric: str | None) -> Section:
+    """Runs on one task that were found somewhere."""
+    known = [name for name in series[0].metrics if all(name in one.metrics for one in series)]
+    if metric is not None:
+        one_of("metric", metric, known)
+    if not known:
+        raise SpecError("the runs report no metric to compare by; give them a test set")
+    given = series[0].spec.get("metrics", ())
+    sure = [name for name in known if higher_is_better(name, given) is not None]
+    metric = metric or main_metric(sure or known, given)
+    goal: Goal = "max" if sign_of(metric, given, option="") > 0 else "min"
+    variants = [Variant(one.label, one.label, "", {}, {}) for one in series]
+    part = Part(name="runs", base=series[0].spec, variants=variants, metric=metric, goal=goal)
+    entries = []
+    best = tables.best_first(part, series)  # the best ones get the most distinct colors
+    for n, one in enumerate(series):
+        curve = one.curve(metric)
+        drawn = dataclasses.replace(one.thin(), color=COLORS[best.index(n) % len(COLORS)])
+        ends = curve.tail(1), curve.best(part.goal)
+        entries.append(Entry(0, one.label, drawn, *ends, **one.costs))
+    notes = [
+        f"{one.label}: seed {seed} is at round {t} of {one.spec['rounds']}"
+        for one in series
+        for seed, t in one.unfinished.items()
+    ]
+    table = dataclasses.replace(tables.runs(part, entries), title="")
+    return Section(title, "", part, entries, [table], notes)
 
 
 def check(formats: Sequence[str]) -> None:
@@ -219,28 +194,21 @@ def check_places(places: Sequence[Path]) -> None:
 def of_places(places: Sequence[Path], metric: str | None, command: str) -> Report:
     """What some directories hold: the data of a study, or runs."""
     check_places(places)
-    studies = [Report.of_study(data.load(place)) for place in places if data.has_data(place)]
+    studies = [of_study(data.load(place)) for place in places if data.has_data(place)]
     if len(studies) == len(places) == 1:
         return studies[0]
     others = [place for place in places if not data.has_data(place)]
     sections = [section for study in studies for section in study.sections]
-    sections += (
-        [Section.of_runs(title, series, metric) for title, series in find(others)] if others else []
-    )
+    found = find(others) if others else []
+    sections += [_of_runs(title, series, metric) for title, series in found]
     count = sum(len(entry.series.seeds) for section in sections for entry in section.entries)
     lead = f"{count} run{'s' if count > 1 else ''} from {', '.join(map(str, places))}."
     footer = ", ".join(f"{name} {number}" for name, number in versions().items())
-    title = (
-        f"{count} runs on {len(sections)} tasks" if len(sections) > 1 else _of_methods(sections[0])
-    )
-    told = [text for study in studies for text in study.verdict]
+    title = f"{count} runs on {len(sections)} tasks"
+    if len(sections) == 1:
+        (one,) = sections
+        methods = dict.fromkeys(entry.series.spec["method"]["name"] for entry in one.entries)
+        title = title_of(list(methods), one.part.base.get("task", {}))
+    told = [text for study in studies for text in study.told]
     told += [standing(one.part, one.entries) for one in sections if not studies]
-    return Report(
-        title, [lead], sections, command, footer=footer, verdict=[text for text in told if text]
-    )
-
-
-def _of_methods(section: Section) -> str:
-    """The methods of runs on one task, and the task."""
-    methods = dict.fromkeys(entry.series.spec["method"]["name"] for entry in section.entries)
-    return f"{listed(list(methods))} on {problem(section.part.base.get('task', {}))}"
+    return Report(title, lead, sections, command, footer=footer, verdict=told)

@@ -1,4 +1,4 @@
-"""A comparison as it is given on the command line: spec files, or one spec and the names of methods, with grids.
+"""What a comparison is asked for: the grids of its variants, its metric, and the texts of a command line.
 
 --methods fedavg,scaffold                               with the steps and the subspace of the base spec
 --methods 'ssf:rank=0.05,control=paper as SSF small'    with settings of its own, and a label
@@ -16,46 +16,88 @@ from typing import Any
 
 from fedspan.callbacks import EarlyStopping, KeepBest
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
-from fedspan.core.errors import SpecError, one_of, shown
+from fedspan.core import registry
+from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import plan
-from fedspan.engine.judging import main_metric, sign_of
+from fedspan.engine.judging import HELD_OUT, main_metric, sign_of
 from fedspan.study.budget import Budget
-from fedspan.study.model import COLORS, Goal, Part, Study, Variant, setting
-from fedspan.study.parse import study_of
-from fedspan.study.series import labels
+from fedspan.study.curves import Goal, Table, labels, setting
+from fedspan.study.model import Part, Study, Variant, laid_over, study_of
 
-VALIDATION = "validation_"
+MOST_POINTS = 1000  # values of one key of a grid
 OWN = ("method", "epochs")  # what each spec file has of its own
 
 
-def requested(
-    specs: Sequence[Path],
-    *,
-    methods: Sequence[str] = (),
-    grids: Sequence[str] = (),
-    budget: Sequence[str] = (),
-    changes: Sequence[str] = (),
-    seeds: int | None = None,
-    tune_seeds: int | None = None,
-    tune_rounds: int | None = None,
-    metric: str | None = None,
-    goal: Goal | None = None,
-    tail: int | None = None,
-) -> Study:
-    """The comparison that a command line asks for, with every spec of it checked."""
-    study = _study(specs, methods, budget, changes)
-    if len(study.parts) > 1:
+def with_grids(part: Part, tune: Mapping[str, Any], option: str = "tune") -> Part:
+    """The part with its variants tuned over values: `{"lr": […]}` for all, `{"SSF": {"lr": […]}}` for one label."""
+    if not isinstance(tune, Mapping) or not all(isinstance(key, str) for key in tune):
         raise SpecError(
-            f"{str(specs[0])!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one"
+            f"`{option}` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}"
         )
-    part = study.parts[0]
-    options = {"seeds": seeds, "tune_seeds": tune_seeds, "tune_rounds": tune_rounds, "tail": tail}
-    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    if budget:
-        given["budget"] = Budget.parse(budget)
-    part = dataclasses.replace(part, variants=with_grids(part.variants, grids), **given)
-    return dataclasses.replace(study, parts=[prepared(part, metric, goal, "--metric")])
+    named = [variant.label for variant in part.variants]
+    shared = {key: value for key, value in tune.items() if not isinstance(value, Mapping)}
+    for label in tune:
+        if label in shared and label in named:
+            raise SpecError(
+                f"`{option}` needs a table for {label!r}, such as {{'lr': [0.1, 0.3]}}, got {shown(tune[label])}"
+            )
+        if label not in shared and label not in named:
+            raise SpecError(
+                f"`{option}` has a grid for {label!r}, which is not compared; one of {', '.join(named)}"
+                f"{did_you_mean(label, named)}"
+            )
+    variants = []
+    for variant in part.variants:
+        grid = dict(variant.grid)
+        for key, values in (shared | dict(tune.get(variant.label, {}))).items():
+            name = _checked_key(part, variant, key, option)
+            grid[name] = values_of(option, key, values)
+        table = variant.table
+        if "method.rank" in grid and "method" in table and variant.method is None:
+            table = table | {"method": _without_projector(table["method"])}
+        variants.append(dataclasses.replace(variant, grid=grid, table=table))
+    return dataclasses.replace(part, variants=variants)
+
+
+def _checked_key(part: Part, variant: Variant, key: str, option: str) -> str:
+    """`lr` is short for method.lr; settings of the task are not tuned."""
+    top = key.removeprefix("method.").partition(".")[0]
+    kind: Any = variant.method
+    if kind is None:
+        method = laid_over(part.base, variant.table).get("method", {})
+        name = registry.registered_name("method", method.get("name", ""), "method")
+        kind = registry.choices("method")[name]
+    known = ["epochs", *(one.name for one in dataclasses.fields(kind))]
+    if top in {one.name for one in dataclasses.fields(Spec)} - set(known):
+        raise SpecError(
+            f"`{option}` tunes the method, and {key!r} is not a setting of it; change it for all methods"
+        )
+    if top not in known:
+        near = did_you_mean(top, known) or "; give it for the methods that have it alone"
+        raise SpecError(f"`{option}`: {variant.label} has no setting {top!r}{near}")
+    return key if top == "epochs" or key.startswith("method.") else f"method.{key}"
+
+
+def values_of(option: str, key: str, values: Any) -> list[Any]:
+    """The values of a grid's key as plain numbers and words."""
+    if isinstance(values, str | int | float):
+        return [values]
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, bytes | Mapping) or not hasattr(values, "__iter__"):
+        raise SpecError(
+            f"`{option}` needs a list of values for {key!r}, such as [0.03, 0.1, 0.3], got {shown(values)}"
+        )
+    found = [one.item() if hasattr(one, "item") else one for one in values]
+    if len(found) > MOST_POINTS:
+        raise SpecError(
+            f"`{option}` has {len(found):,} values for {key!r}; give at most {MOST_POINTS:,}"
+        )
+    if not found:
+        raise SpecError(
+            f"`{option}` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]"
+        )
+    return found
 
 
 def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "metric") -> Part:
@@ -66,56 +108,102 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     """
     if goal is not None:
         one_of("goal", goal, ("max", "min"))
-    first = part.variants[0]
-    known, trains = plan.metrics(part.spec(first, first.points()[0], rounds=1))
+    first = part.spec(part.variants[0], part.variants[0].points()[0], rounds=1)
+    known, trains = plan.metrics(first)
     known = known or [TRAIN_LOSS] * trains  # without a test set the training loss is what there is
     if not known:
         raise SpecError("nothing is evaluated that methods could be compared by; give a `test` set")
-    tested = [one for one in known if not one.startswith(VALIDATION)]
+    tested = [one for one in known if not one.startswith(HELD_OUT)]
     metric = metric or part.metric or main_metric(tested or known, part.metrics)
     one_of(option, metric, known)
     given = goal or (part.goal if metric == part.metric else None)
     sign = sign_of(metric, part.metrics, given, option.replace("metric", "goal"))
     goal = "max" if sign > 0 else "min"
-    _check_callbacks(part, known, metric, goal)
-    held_out = VALIDATION + metric.removeprefix(VALIDATION)
+    # callbacks must not choose models by the same metric in the other direction
+    for one in first.callbacks:
+        if isinstance(one, KeepBest | EarlyStopping):
+            by = one.metric or main_metric(known, part.metrics)
+            found = "max" if sign_of(by, part.metrics, one.mode) > 0 else "min"
+            if by.removeprefix(HELD_OUT) == metric.removeprefix(HELD_OUT) and found != goal:
+                raise SpecError(
+                    f"`goal` of {metric!r} is {goal!r}, but {type(one).__name__} goes by {found!r}; give both the same"
+                )
+    held_out = HELD_OUT + metric.removeprefix(HELD_OUT)
     tune_by = part.tune_by or (held_out if held_out in known else TRAIN_LOSS if trains else metric)
     part = dataclasses.replace(part, metric=metric, goal=goal, tune_by=tune_by)
     for row, variant in part.cells():
         for point in variant.points():
             spec = part.spec(variant, point, row)
             plan.check(spec)
-            _check_tail(part.tail, spec, option.replace("metric", "tail"))
+            trained = -(-spec.rounds // spec.eval_every)
+            if part.tail > trained:
+                raise SpecError(
+                    f"`{option.replace('metric', 'tail')}` is {part.tail:g}, but a run of {spec.rounds} rounds has "
+                    f"{trained} evaluations after its start; give at most {trained}"
+                )
     return part
 
 
-def _check_tail(tail: float, spec: Spec, option: str) -> None:
-    """Refuses a mean of more evaluations than a run has after its start."""
-    trained = -(-spec.rounds // spec.eval_every)
-    if tail > trained:
-        raise SpecError(
-            f"`{option}` is {tail:g}, but a run of {spec.rounds} rounds has {trained} evaluations after its start; "
-            f"give at most {trained}"
-        )
+# ---- the command line
 
 
-def _check_callbacks(part: Part, known: Sequence[str], metric: str, goal: Goal) -> None:
-    """Refuses callbacks that would choose models by a metric of which they do not know what is better, or otherwise."""
-    for one in part.spec(part.variants[0], part.variants[0].points()[0], rounds=1).callbacks:
-        if not isinstance(one, KeepBest | EarlyStopping):
-            continue
-        by = one.metric or main_metric(known, part.metrics)
-        found = "max" if sign_of(by, part.metrics, one.mode) > 0 else "min"
-        if by.removeprefix(VALIDATION) == metric.removeprefix(VALIDATION) and found != goal:
-            raise SpecError(
-                f"`goal` of {metric!r} is {goal!r}, but {type(one).__name__} goes by {found!r}; give both the same"
-            )
-
-
-def _study(
-    specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], changes: Sequence[str]
+def requested(
+    specs: Sequence[Path],
+    *,
+    methods: Sequence[str] = (),
+    grids: Sequence[str] = (),
+    budget: Sequence[str] = (),
+    changes: Sequence[str] = (),
+    metric: str | None = None,
+    goal: Goal | None = None,
+    **options: int | None,
 ) -> Study:
-    """Base and variants; the metric is empty if it is not given."""
+    """The comparison that a command line asks for, with every spec of it checked; `options` are fields of `Part`."""
+    study = study_of(_table(specs, methods, budget, tuple(changes)))
+    if len(study.parts) > 1:
+        raise SpecError(
+            f"{str(specs[0])!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one"
+        )
+    given: Table = {key: value for key, value in options.items() if value is not None}
+    if budget:
+        given["budget"] = Budget.parse(budget)
+    part = dataclasses.replace(study.parts[0], **given)
+    tune: Table = {}
+    for text in grids:
+        owner, key, values = grid_of(text, "--grid")
+        if not owner:
+            tune[key] = values
+            continue
+        chosen = []
+        for variant in part.variants:
+            method = variant.table.get("method", {}).get("name")
+            chosen += [variant.label] if owner in (variant.name, variant.label, method) else []
+        if not chosen:
+            names = ", ".join(variant.name for variant in part.variants)
+            raise SpecError(
+                f"--grid {text!r} is for {owner!r}, which is not compared; one of {names}"
+            )
+        for label in chosen:
+            tune.setdefault(label, {})[key] = values
+    part = prepared(with_grids(part, tune, "--grid"), metric, goal, "--metric")
+    return dataclasses.replace(study, parts=[part])
+
+
+def grid_of(text: str, option: str) -> tuple[str, str, list[Any]]:
+    """The owner, the key and the values of a text such as `ssf:lr=0.1,0.3`; without an owner it is empty."""
+    left, sign, values = text.partition("=")
+    owner, _, key = (part.strip() for part in left.rpartition(":"))
+    if not sign or not key or not values.strip():
+        raise SpecError(
+            f"{option} needs key=value,value,… or method:key=value,value,…, got {text!r}"
+        )
+    return owner, key.removeprefix("method."), [toml_value(value) for value in split(values)]
+
+
+def _table(
+    specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], changes: tuple[str, ...]
+) -> Table:
+    """The table of a study: a comparison file's own, or one of spec files; the metric is empty if it is not given."""
     tables = [(path, read_toml(path)) for path in specs]
     for path, table in tables:
         if "variants" in table or "parts" in table:
@@ -126,143 +214,69 @@ def _study(
             base = table.get("base", {})
             if not isinstance(base, dict):
                 raise SpecError(f"`base` must be a table, got {shown(base)}")
-            base = with_changes(base, tuple(changes))
+            base = with_changes(base, changes)
             task = base.get("task", {})
             if isinstance(task, dict) and task.get("name") == "custom" and "module" not in task:
                 raise SpecError(
                     f"{str(path)!r} compares on a model and data in Python; continue it there, with "
                     f"fedspan.compare(…, run_dir={str(path.parent)!r}, resume=True)"
                 )
-            return study_of({"name": path.stem, "metric": ""} | table | {"base": base})
-    found = [
-        (str(path), Spec.from_table(with_changes(table, tuple(changes)))) for path, table in tables
-    ]
+            return {"name": path.stem, "metric": ""} | table | {"base": base}
+    found = [(str(path), Spec.from_table(with_changes(table, changes))) for path, table in tables]
+    base = found[0][1].table()
     if methods:
         if len(found) > 1:
             raise SpecError(f"--methods needs one spec to start from, got {len(found)}")
-        base, variants = found[0][1].table(), _of_methods(found[0][1], methods)
+        texts = [entry for one in methods for entry in entries(one)]
+        variants = [_variant(found[0][1], text) for text in texts]
     else:
-        _agree(
-            found,
-            {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budget else [])},
-        )
-        base = {key: value for key, value in found[0][1].table().items() if key not in OWN}
-        variants = _of_specs([spec for _, spec in found])
-    return Study("comparison", [Part(name="comparison", base=base, variants=variants, metric="")])
+        free = {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budget else [])}
+        _agree(found, free)
+        base = {key: value for key, value in base.items() if key not in OWN}
+        own = [{k: v for k, v in spec.table().items() if k in OWN} for _, spec in found]
+        variants = [{"label": label} | one for label, one in zip(labels(own), own, strict=True)]
+    named: dict[str, Table] = {}  # by their methods, numbered if a method occurs twice
+    for one in variants:
+        if one["label"] in [other["label"] for other in named.values()]:
+            raise SpecError(
+                f"two methods have the label {one['label']!r}; give one of them another with `… as LABEL`"
+            )
+        method = one["method"]["name"]
+        count = sum(re.sub(r"-\d+$", "", name) == method for name in named)
+        named[f"{method}-{count + 1}" if count else method] = one
+    return {"name": "comparison", "metric": "", "base": base, "variants": named}
 
 
 def _agree(found: Sequence[tuple[str, Spec]], free: set[str]) -> None:
-    (first, one), *others = found
-    for name, other in others:
-        a, b = (
-            flat({k: v for k, v in spec.table().items() if k not in free}) for spec in (one, other)
-        )
-        for key in dict.fromkeys([*a, *b]):
-            if a.get(key) != b.get(key):
+    """Refuses specs that differ in more than the method."""
+    tables = [flat({k: v for k, v in spec.table().items() if k not in free}) for _, spec in found]
+    for (name, _), table in zip(found[1:], tables[1:], strict=True):
+        for key in dict.fromkeys([*tables[0], *table]):
+            a, b = tables[0].get(key), table.get(key)
+            if a != b:
                 raise SpecError(
-                    f"specs differ in more than the method: {key} is {a.get(key)!r} in {first!r} "
-                    f"and {b.get(key)!r} in {name!r}; make them equal or give --set {key}=…"
+                    f"specs differ in more than the method: {key} is {a!r} in {found[0][0]!r} "
+                    f"and {b!r} in {name!r}; make them equal or give --set {key}=…"
                 )
 
 
-def _of_specs(specs: Sequence[Spec]) -> list[Variant]:
-    tables = [{k: v for k, v in spec.table().items() if k in OWN} for spec in specs]
-    named = zip(labels(tables), tables, strict=True)
-    return _variants([(table["method"]["name"], label, table) for label, table in named])
-
-
-def _of_methods(base: Spec, texts: Sequence[str]) -> list[Variant]:
-    found = []
-    for text in (entry for one in texts for entry in entries(one)):
-        rest, _, label = (part.strip() for part in text.partition(" as "))
-        name, _, settings = (part.strip() for part in rest.partition(":"))
-        values = _settings(split(settings), text)
-        table = plan.sibling(base, name)
-        table = without_projector(table) if "rank" in values else table
-        label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
-        found.append((name, label, {"method": with_values(table, values)}))
-    return _variants(found)
-
-
-def _variants(found: Sequence[tuple[str, str, dict[str, Any]]]) -> list[Variant]:
-    """Variants from (method, label, table), named by their methods and numbered if a method occurs twice."""
-    names: list[str] = []
-    for method, _, _ in found:
-        count = sum(re.sub(r"-\d+$", "", name) == method for name in names)
-        names.append(f"{method}-{count + 1}" if count else method)
-    same = [
-        label
-        for n, (_, label, _) in enumerate(found)
-        if label in [other for _, other, _ in found[:n]]
-    ]
-    if same:
-        raise SpecError(
-            f"two methods have the label {same[0]!r}; give one of them another with `… as LABEL`"
-        )
-    return [
-        Variant(name, label, COLORS[n % len(COLORS)], table, {})
-        for n, (name, (_, label, table)) in enumerate(zip(names, found, strict=True))
-    ]
-
-
-def with_grids(variants: Sequence[Variant], texts: Sequence[str]) -> list[Variant]:
-    """The variants with grids such as `lr=0.1,0.3`, for all, or `ssf:lr=0.1,0.3`, for those of one method or label."""
-    grids = {variant.name: dict(variant.grid) for variant in variants}
-    own: set[tuple[str, str]] = set()  # a grid of one method overrides a grid for all, in any order
-    for text in texts:
-        left, sign, values = text.partition("=")
-        owner, colon, key = left.rpartition(":")
-        if not sign or not key.strip() or not values.strip():
+def _variant(base: Spec, text: str) -> Table:
+    """A method as --methods has it: `ssf:rank=0.05,control=paper as SSF small`."""
+    rest, _, label = (part.strip() for part in text.partition(" as "))
+    name, _, settings = (part.strip() for part in rest.partition(":"))
+    values: Table = {}
+    for part in split(settings):
+        key, sign, value = (piece.strip() for piece in part.partition("="))
+        if not sign or not key or not value or key == "name":
             raise SpecError(
-                f"--grid needs key=value,value,… or method:key=value,value,…, got {text!r}"
+                f"a method's settings are written name:key=value,key=value, got {text!r}"
             )
-        key = _grid_key(key.strip())
-        chosen = [
-            v for v in variants if not colon or owner.strip() in (v.name, v.label, _method(v))
-        ]
-        if not chosen:
-            raise SpecError(
-                f"--grid {text!r} is for {owner!r}, which is not compared; one of {_names(variants)}"
-            )
-        for variant in chosen:
-            if colon or (variant.name, key) not in own:
-                grids[variant.name][key] = [toml_value(value) for value in split(values)]
-            if colon:
-                own.add((variant.name, key))
-    return [
-        dataclasses.replace(v, grid=grids[v.name], table=_for_grid(v.table, grids[v.name]))
-        for v in variants
-    ]
-
-
-def _for_grid(table: dict[str, Any], grid: Mapping[str, list[Any]]) -> dict[str, Any]:
-    ranked = "method.rank" in grid and "method" in table
-    return table | {"method": without_projector(table["method"])} if ranked else table
-
-
-def without_projector(method: dict[str, Any]) -> dict[str, Any]:
-    """A method's table without its projector, so that `rank`, which is short for one, may be set."""
-    return {key: value for key, value in method.items() if key != "projector"}
-
-
-def _grid_key(key: str) -> str:
-    """`lr` is short for method.lr; settings of the task are not tuned."""
-    top = key.partition(".")[0]
-    fields = {field.name for field in dataclasses.fields(Spec)} - {"method", "epochs"}
-    if top in fields:
-        raise SpecError(
-            f"--grid tunes the method, and {key!r} is not a setting of it; change it for all with --set"
-        )
-    return key if top in ("method", "epochs") else f"method.{key}"
-
-
-def _method(variant: Variant) -> str | None:
-    name: str | None = variant.table.get("method", {}).get("name")
-    return name
-
-
-def _names(variants: Sequence[Variant]) -> str:
-    return ", ".join(variant.name for variant in variants)
+        if key in values:
+            raise SpecError(f"{text!r} sets {key!r} twice; set it once")
+        values[key] = toml_value(value)
+    table = plan.sibling(base, name)
+    label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
+    return {"label": label, "method": with_values(table, values)}
 
 
 def entries(text: str) -> list[str]:
@@ -287,17 +301,3 @@ def split(text: str) -> list[str]:
         else:
             parts[-1] += char
     return [part.strip() for part in parts if part.strip()]
-
-
-def _settings(parts: Sequence[str], text: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for part in parts:
-        key, sign, value = (piece.strip() for piece in part.partition("="))
-        if not sign or not key or not value or key == "name":
-            raise SpecError(
-                f"a method's settings are written name:key=value,key=value, got {text!r}"
-            )
-        if key in found:
-            raise SpecError(f"{text!r} sets {key!r} twice; set it once")
-        found[key] = toml_value(value)
-    return found

@@ -23,18 +23,15 @@ from typing import Any
 
 import tomli_w
 
-from fedspan.core.errors import CheckpointError, FedspanError
+from fedspan.core.errors import CheckpointError
 from fedspan.core.files import make_dir, write_atomic
-from fedspan.core.spec import Spec, read_toml
+from fedspan.core.spec import read_toml
 from fedspan.core.versions import versions
-from fedspan.costs.plan import client_memory, price, projected, shapes
 from fedspan.study.budget import Budget, sized
-from fedspan.study.curves import Axis, Curve, Tail
+from fedspan.study.curves import Axis, Curve, Series, Table, Tail
 from fedspan.study.jobs import seconds
-from fedspan.study.model import Part, Point, Study, Table, Variant
-from fedspan.study.parse import study_of, table_of
-from fedspan.study.series import Series
-from fedspan.study.tuning import Cell, Runs, Tried, by_seed, edges, final, within
+from fedspan.study.model import Part, Point, Study, study_of, table_of
+from fedspan.study.tuning import Cell, Runs, Tried, by_seed, edges
 
 STUDY, CURVES, RUNS = "study.toml", "curves.json.gz", "runs"
 MADE_BY = "# "  # before the commands at the head of the study
@@ -52,9 +49,7 @@ class Entry:
     point: Point = field(default_factory=dict)
     at_edge: bool = False  # whether the point lies at an end of its grid
     until: int | None = None  # the last round within the budget; None: all rounds count
-    ends: list[float] = field(
-        default_factory=list
-    )  # the result of each seed; nan: it diverged or failed
+    ends: list[float] = field(default_factory=list)  # of each seed; nan: it diverged or failed
     found_lr: list[float] = field(default_factory=list)  # what `lr = "search"` found, per run
     at: dict[str, Tail] = field(default_factory=dict)  # heading of a column → result at that cost
     reached: list[float] | None = None  # rounds, bytes up and bytes both ways to the row's target
@@ -63,12 +58,8 @@ class Entry:
     client_state: int | None = None  # bytes
     client_memory: int | None = None  # bytes
     test_examples: int | None = None  # of the test set
-    projected: list[int] | None = (
-        None  # parameters that are projected, values that are sent, all parameters
-    )
-    events: list[str] = field(
-        default_factory=list
-    )  # the first event of each kind and seed, and how many
+    projected: list[int] | None = None  # parameters projected, values sent, all parameters
+    events: list[str] = field(default_factory=list)  # the first of each kind and seed
 
     @property
     def notes(self) -> list[str]:
@@ -78,7 +69,7 @@ class Entry:
     def curve(self, part: Part) -> Curve:
         """The rows that count, in the metric of the part."""
         curve = self.series.curve(part.metric)
-        return within(part, curve) if self.until is None else curve.until(self.until)
+        return part.inside(curve) if self.until is None else curve.until(self.until)
 
 
 @dataclass(frozen=True)
@@ -96,76 +87,47 @@ def collect(study: Study, place: Path, command: str) -> Results:
     """Read the results of a study from its runs."""
     runs = Runs(study, place)
     entries: dict[str, list[Entry]] = {part.name: [] for part in study.parts}
-    for cell in runs.cells():
-        entries[cell[0].name].append(_entry(cell, runs))
+    for cell in runs.cells:
+        part, curve = cell.part, cell.curve
+        inside = part.inside(curve)
+        found = Entry(
+            row=next(n for n, one in enumerate(part.rows) if one is cell.row),
+            variant=cell.variant.name,
+            series=cell.series.thin(),
+            final=part.result(curve),
+            best=inside.best(part.goal),
+            point=cell.point,
+            at_edge=bool(edges(cell.variant, cell.point)),
+            at=_at(cell),
+            until=None if part.budget is None else int(inside.rounds[-1]),
+            ends=by_seed(part, curve),
+            found_lr=cell.found_lr,
+            reached=cell.reached,
+            tried=[dataclasses.replace(one, deciding=None, curve=None) for one in cell.tried],
+            failures=cell.failures,
+            events=cell.events,
+            **cell.series.costs,
+        )
+        entries[part.name].append(found)
     return Results(study, entries, command, seconds(runs.jobs()) / 60, versions())
 
 
-def _entry(cell: Cell, runs: Runs) -> Entry:
-    part, row, variant = cell
-    series, curve, spec = (
-        runs.series(cell),
-        runs.curve(cell),
-        part.spec(variant, runs.point(cell), row),
-    )
-    number = next(n for n, one in enumerate(part.rows) if one is row)
-    return Entry(
-        number, variant.name, series.thin(), final(part, curve), within(part, curve).best(part.goal),
-        point=runs.point(cell), at_edge=bool(edges(variant, runs.point(cell))), at=_at(cell, runs),
-        until=None if part.budget is None else int(within(part, curve).rounds[-1]),
-        ends=by_seed(part, curve), found_lr=runs.found_lr(cell),
-        reached=None if row.target is None else runs.reached(cell),
-        tried=[dataclasses.replace(one, deciding=None, curve=None) for one in runs.tried(cell)],
-        failures=runs.failures(cell), client_state=client_state(spec), client_memory=client_memory(spec),
-        events=runs.events(cell), **known_of(spec),
-    )  # fmt: skip
-
-
-def _at(cell: Cell, runs: Runs) -> dict[str, Tail]:
+def _at(cell: Cell) -> dict[str, Tail]:
     """Results at equal cost, for a part with one row."""
-    part, row, _ = cell
+    part = cell.part
     if len(part.rows) > 1:
         return {}
-    axes: list[Axis] = ["up", "total"]
-    if part.budget is None:
-        costs = {axis: runs.equal_cost(part, row, axis) for axis in axes}
-        words = {"up": "up", "total": "both ways"}
-        return {
-            f"at {sized(cost)} {words[axis]}": runs.at(cell, axis, cost)
-            for axis, cost in costs.items()
-        }
-    limits = part.budget.limits
-    costs = {
-        axis: runs.equal_cost(part, row, axis)
-        for axis in ("total", "round")
-        if set(limits) != {axis}
-    }
-    return {
-        f"{Budget({axis: cost}).words()}, best of grid": runs.tuned_at(cell, axis, cost)
-        for axis, cost in costs.items()
-    }
-
-
-def client_state(spec: Spec | Table) -> int | None:
-    """Bytes that a client keeps between rounds beside its copy of the model; None if the spec alone does not tell."""
-    try:
-        spec = spec if isinstance(spec, Spec) else Spec.from_table(spec)
-        return price(dataclasses.replace(spec, rounds=1)).client_state
-    except (FedspanError, OSError, ImportError):  # a plugin's method, or data that is not here
-        return None
-
-
-def known_of(spec: Spec | Table) -> Table:
-    """Fields of an entry that follow from the model and the test set; none of them where these are not here."""
-    try:
-        spec = spec if isinstance(spec, Spec) else Spec.from_table(spec)
-        sizes = projected(spec)
-        return {
-            "test_examples": shapes(spec).test_examples,
-            "projected": None if sizes is None else list(sizes),
-        }
-    except (FedspanError, OSError, ImportError):
-        return {}
+    axes: tuple[Axis, ...] = ("up", "total") if part.budget is None else ("total", "round")
+    found = {}
+    for axis in axes:
+        cost = cell.equal_cost(axis)
+        if part.budget is None:
+            words = {"up": "up", "total": "both ways"}[axis]
+            found[f"at {sized(cost)} {words}"] = cell.at(axis, cost)
+        elif set(part.budget.limits) != {axis}:
+            words = Budget({axis: cost}).words()
+            found[f"{words}, best of grid"] = cell.tuned_at(axis, cost)
+    return found
 
 
 # ---- files
@@ -179,58 +141,43 @@ def announce(study: Study, out: Path, line: str) -> str:
     """
     make_dir(out)
     (out / CURVES).unlink(missing_ok=True)
-    text = tomli_w.dumps(table_of(study))
-    before = (
-        (out / STUDY).read_text("utf-8")
-        if (out / STUDY).exists() and "--resume" in line.split()
-        else ""
-    )
+    text, path = tomli_w.dumps(table_of(study)), out / STUDY
+    resumed = path.exists() and "--resume" in line.split()
+    before = path.read_text("utf-8") if resumed else ""
     lines = [one.removeprefix(MADE_BY) for one in before.splitlines() if one.startswith(MADE_BY)]
     if not lines:
         lines = [line.replace(" --resume", "")]
     elif not before.endswith(f"\n{text}"):
         lines.append(line)
-    write_atomic(out / STUDY, "\n".join([*(MADE_BY + one for one in lines), text]).encode())
+    write_atomic(path, "\n".join([*(MADE_BY + one for one in lines), text]).encode())
     return "\n".join(lines)
 
 
 def save(results: Results, out: Path) -> None:
     """Write the results. Runs that several entries share are written once."""
     runs: dict[str, int] = {}
-    parts = {
-        name: [_entry_table(one, runs) for one in entries]
-        for name, entries in results.entries.items()
-    }
+    parts: dict[str, list[Table]] = {name: [] for name in results.entries}
+    for name, entries in results.entries.items():
+        for one in entries:
+            run = runs.setdefault(_json(one.series.to_json()), len(runs))
+            fields = (f.name for f in dataclasses.fields(one) if f.name != "series")
+            plain = {name: getattr(one, name) for name in fields}
+            plain |= {"final": _numbers(one.final), "best": _numbers(one.best)}
+            plain |= {"ends": _short(one.ends)}
+            plain["at"] = {heading: _numbers(tail) for heading, tail in one.at.items()}
+            plain["tried"] = [
+                [tried.point, tried.rounds, _numbers(tried.end), *([True] if tried.dropped else [])]
+                for tried in one.tried
+            ]
+            known = {
+                key: value for key, value in plain.items() if value not in (None, [], {}, False)
+            }
+            parts[name].append({"run": run} | known)
     about: Table = {"study": _digest(out / STUDY)} if (out / STUDY).exists() else {}
-    about |= {
-        "command": results.command,
-        "minutes": round(results.minutes, 1),
-        "versions": results.versions,
-    }
-    text = f'{_json(about | {"parts": parts})[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
-    write_atomic(
-        out / CURVES, gzip.compress(text.encode(), mtime=0)
-    )  # without a time: the same results, the same bytes
-
-
-def _entry_table(entry: Entry, runs: dict[str, int]) -> Table:
-    run = runs.setdefault(_json(entry.series.to_json()), len(runs))
-    plain = {
-        f.name: getattr(entry, f.name) for f in dataclasses.fields(entry) if f.name != "series"
-    }
-    plain |= {
-        "final": _numbers(entry.final),
-        "best": _numbers(entry.best),
-        "ends": _short(entry.ends),
-    }
-    plain["at"] = {name: _numbers(tail) for name, tail in entry.at.items()}
-    plain["tried"] = [
-        [one.point, one.rounds, _numbers(one.end), *([True] if one.dropped else [])]
-        for one in entry.tried
-    ]
-    return {"run": run} | {
-        key: value for key, value in plain.items() if value not in (None, [], {}, False)
-    }
+    about |= {"command": results.command, "minutes": round(results.minutes, 1)}
+    head = _json(about | {"versions": results.versions, "parts": parts})
+    text = f'{head[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
+    write_atomic(out / CURVES, gzip.compress(text.encode(), mtime=0))  # the same bytes every time
 
 
 def has_data(place: Path) -> bool:
@@ -248,7 +195,7 @@ def load(place: Path) -> Results:
                 "they are of another study, or it was changed; run the comparison again"
             )
         entries = {
-            part.name: [_from_table(one, part, data["runs"]) for one in data["parts"][part.name]]
+            part.name: [_entry(one, part, data["runs"]) for one in data["parts"][part.name]]
             for part in study.parts
         }
         return Results(study, entries, data["command"], data["minutes"], data["versions"])
@@ -258,21 +205,10 @@ def load(place: Path) -> Results:
         ) from None
 
 
-def _digest(path: Path) -> str:
-    """A hash of what a study's file says, without its comments."""
-    return hashlib.blake2b(
-        json.dumps(tomllib.loads(path.read_text("utf-8"))).encode(), digest_size=6
-    ).hexdigest()
-
-
-def _from_table(table: Table, part: Part, runs: list[Table]) -> Entry:
-    variant: Variant = part.variant(table["variant"])
-    plain: dict[str, Any] = {key: value for key, value in table.items() if key != "run"}
-    plain |= {
-        "final": _tail(table["final"]),
-        "best": _tail(table["best"]),
-        "row": table.get("row", 0),
-    }
+def _entry(table: Table, part: Part, runs: list[Table]) -> Entry:
+    variant = part.variant(table["variant"])
+    plain: dict[str, Any] = {"row": 0} | {key: table[key] for key in table if key != "run"}
+    plain |= {"final": _tail(table["final"]), "best": _tail(table["best"])}
     plain["ends"] = [math.nan if value is None else value for value in table.get("ends", [])]
     plain["at"] = {name: _tail(numbers) for name, numbers in table.get("at", {}).items()}
     plain["tried"] = [
@@ -282,11 +218,18 @@ def _from_table(table: Table, part: Part, runs: list[Table]) -> Entry:
     return Entry(series=Series.from_json(runs[table["run"]], variant.label, variant.color), **plain)
 
 
+def _digest(path: Path) -> str:
+    """A hash of what a study's file says, without its comments."""
+    text = json.dumps(tomllib.loads(path.read_text("utf-8")))
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
 def _numbers(tail: Tail) -> list[float | None]:
     return _short(dataclasses.astuple(tail))
 
 
 def _short(values: Iterable[float]) -> list[float | None]:
+    """Numbers with eight digits; nan is null."""
     short = (float(f"{value:.8g}") for value in values)
     return [
         None if value != value else int(value) if value.is_integer() else value for value in short
@@ -294,7 +237,7 @@ def _short(values: Iterable[float]) -> list[float | None]:
 
 
 def _tail(numbers: list[float | None]) -> Tail:
-    mean, spread, *counts = (float("nan") if value is None else value for value in numbers)
+    mean, spread, *counts = (math.nan if value is None else value for value in numbers)
     return Tail(mean, spread, *map(int, counts))
 
 

@@ -1,11 +1,20 @@
-"""The runs of a study: which jobs it needs, which point each variant takes, and the series they come to."""
+"""The tuner: which runs a study needs, which point of its grid each variant takes, and the series they come to.
+
+A grid is searched by successive halving of what is hopeless: at a quarter and at half of their rounds, points are
+dropped that are far behind the best one. Progress is how far the metric has come from its value before the first round.
+A point is dropped if it has made less than a share of the best one's progress, and would not even be where that one is
+now if it kept up its pace to the end. The first leaves room for small steps, which begin slowly and may end better; the
+second for large ones, which may begin by going astray. Who is dropped follows from the curves alone, whatever order the
+runs are made in.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +24,12 @@ from fedspan.core.errors import CheckpointError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.outcome import LR, read_lr
-from fedspan.study.curves import Axis, Curve, Tail
-from fedspan.study.halving import hopeless, stages
+from fedspan.study.curves import Axis, Curve, Floats, Series, Tail, recorded
 from fedspan.study.jobs import Job, jobs_of
-from fedspan.study.model import Part, Point, Row, Study, Variant, settings
-from fedspan.study.series import Series
+from fedspan.study.model import Case, Part, Point, Study, Variant, settings
 
-Cell = tuple[Part, Row, Variant]
+STAGES = {0.25: 0.5, 0.5: 0.7}  # share of the rounds → share of the best one's progress
+EVALUATIONS = 8  # of a whole run, below which stopping early is not worth it
 
 
 @dataclass(frozen=True)
@@ -35,212 +43,191 @@ class Tried:
     curve: Curve | None = None  # the metric of the part
     dropped: bool = False  # far behind the best one, and not run to the end
 
-    def spent(self, axis: Axis) -> float:
-        """The most that it has spent."""
-        return math.inf if self.deciding is None else float(self.deciding.most(axis)[-1])
 
+class Cell:
+    """A variant in one case of a part: the runs of its tuning and at its point, and what they come to.
 
-class Runs:
-    """Everything that is read from the runs of a study, in one directory; each series is read once."""
+    Its runs are in `runs.place`. What is read from them is read once.
+    """
 
-    def __init__(self, study: Study, place: Path) -> None:
-        self.study, self.place = study, place
-        self._tried: dict[tuple[str, int, str], list[Tried]] = {}
-        self._series: dict[tuple[str, int, str], Series] = {}
-        self._decided: dict[
-            tuple[str, int, str], list[int]
-        ] = {}  # rounds of each point, where no stage is left
-        self._awaited: list[tuple[Cell, list[Job]]] = [
-            (cell, []) for cell in self.cells()
-        ]  # runs that cells wait for
+    def __init__(self, runs: Runs, part: Part, row: Case, variant: Variant) -> None:
+        self.runs, self.part, self.row, self.variant = runs, part, row, variant
+        self._decided: list[int] | None = None  # rounds of each point, where no stage is left
 
-    def cells(self) -> Iterator[Cell]:
-        """Every variant in every row of every part."""
-        return ((part, row, variant) for part in self.study.parts for row, variant in part.cells())
+    @cached_property
+    def source(self) -> Cell:
+        """The cell whose tuning decides the point of this one: itself, or the one that its part names."""
+        if not self.part.tuned_in:
+            return self
+        name, _, chosen = self.part.tuned_in.partition(".")
+        other, values = self.runs.study.part(name), self.row.values.items()
+        same = next(row for row in other.rows if row.values.items() <= values)
+        return self.runs.cell(other, same, other.variant(chosen)).source
 
     # ---- jobs
 
-    def tuning(self) -> list[Job]:
-        """The runs that decide the points, as far as is known which of them are dropped."""
-        return [job for cell in self.cells() for jobs in self.trying(cell) for job in jobs]
+    @cached_property
+    def specs(self) -> list[tuple[Point, Spec]]:
+        """The points to try with their specs; none for a variant that has nothing to choose."""
+        points = self.variant.points()
+        if len(points) == 1 or self.part.tuned_in:
+            return []
+        return [(point, self.part.tuning_spec(self.variant, point, self.row)) for point in points]
 
-    def trying(self, cell: Cell) -> list[list[Job]]:
-        """The runs that try each point of a grid, at the lengths that are known by now."""
-        return [self._trial(cell, n, rounds) for n, rounds in enumerate(self._lengths(cell))]
+    @property
+    def stages(self) -> list[tuple[list[int], float, float]]:
+        """Those at which points may be dropped."""
+        return stages(self.part, self.variant, [spec for _, spec in self.specs])
 
-    def _trial(self, cell: Cell, n: int, rounds: int) -> list[Job]:
-        """The runs of a grid's n-th point."""
-        part, row, variant = cell
-        point = _candidates(*cell)[n]
-        spec = dataclasses.replace(part.tuning_spec(variant, point, row), rounds=rounds)
-        jobs = jobs_of(
-            spec, self.place, part.tuning_seeds, f"tuning {variant.label}, {settings(point)}"
-        )
-        return [dataclasses.replace(job, keep=True) for job in jobs]  # a longer run may continue it
+    def trial(self, n: int, rounds: int) -> list[Job]:
+        """The runs of the n-th point; a longer run may continue them."""
+        point, spec = self.specs[n]
+        spec = dataclasses.replace(spec, rounds=rounds)
+        what = f"tuning {self.variant.label}, {settings(point)}"
+        jobs = jobs_of(spec, self.runs.place, self.part.tuning_seeds, what)
+        return [dataclasses.replace(job, keep=True) for job in jobs]
 
-    def _lengths(self, cell: Cell) -> list[int]:
-        """The rounds of each point of a grid: of its stage, or in the end all or those at which it was dropped."""
-        if _key(cell) in self._decided:
-            return self._decided[_key(cell)]
-        specs = _specs(cell)
-        lengths, left = [spec.rounds for spec in specs], set(range(len(specs)))
-        for rounds, share, behind in stages(cell[0], cell[2], specs):
-            jobs = {n: self._trial(cell, n, rounds[n]) for n in left}
+    def trying(self) -> list[list[Job]]:
+        """The runs that try each point, at the lengths that are known by now."""
+        return [self.trial(n, rounds) for n, rounds in enumerate(self._lengths())]
+
+    def _lengths(self) -> list[int]:
+        """The rounds of each point: of its stage, or in the end all or those at which it was dropped."""
+        if self._decided is not None:
+            return self._decided
+        lengths = [spec.rounds for _, spec in self.specs]
+        left = set(range(len(lengths)))
+        for rounds, share, behind in self.stages:
+            jobs = {n: self.trial(n, rounds[n]) for n in left}
             if not all(job.ended() for of_point in jobs.values() for job in of_point):
-                return [rounds[n] if n in left else length for n, length in enumerate(lengths)]
-            curves = {n: _read(cell[2], jobs[n]).curve(cell[0].tune_metric) for n in left}
-            for n in hopeless(cell[0], curves, share, behind):
+                return [rounds[n] if n in left else t for n, t in enumerate(lengths)]
+            curves = {n: self._read(jobs[n]).curve(self.part.tune_metric) for n in left}
+            for n in hopeless(self.part, curves, share, behind):
                 lengths[n] = rounds[n]
                 left.remove(n)
-        self._decided[_key(cell)] = lengths
+        self._decided = lengths
         return lengths
 
-    def final(self) -> list[Job]:
-        """All seeds of every variant at its point."""
-        return [job for cell in self.cells() for job in self.running(cell)]
+    def seeds(self, point: Point) -> list[Job]:
+        """All seeds at a point."""
+        spec = self.part.spec(self.variant, point, self.row)
+        return jobs_of(spec, self.runs.place, self.part.seeds, self.variant.label)
 
-    def running(self, cell: Cell) -> list[Job]:
-        """All seeds of a variant at its point."""
-        return self._seeds(cell, self.point(cell))
+    def running(self) -> list[Job]:
+        """All seeds at the chosen point."""
+        return self.seeds(self.point)
 
-    def _seeds(self, cell: Cell, point: Point) -> list[Job]:
-        part, row, variant = cell
-        return jobs_of(part.spec(variant, point, row), self.place, part.seeds, variant.label)
-
-    def possible(self) -> list[Job]:
-        """All runs that may be made, whatever the tuning chooses."""
-        found = []
-        for cell in self.cells():
-            specs = _specs(cell)
-            lengths = [
-                [spec.rounds for spec in specs],
-                *(one[0] for one in stages(cell[0], cell[2], specs)),
-            ]
-            found += [
-                job
-                for rounds in lengths
-                for n, t in enumerate(rounds)
-                for job in self._trial(cell, n, t)
-            ]
-            found += [job for point in cell[2].points() for job in self._seeds(cell, point)]
-        return found
-
-    def ready(self) -> list[Job]:
-        """The runs that can begin now: those of the next stage of a tuning, or at the point that it chose."""
-        waiting = [(cell, [job for job in jobs if not job.ended()]) for cell, jobs in self._awaited]
-        self._awaited, found = [], list[Job]()
-        for cell, jobs in waiting:
-            if not jobs:
-                trials = self.trying(self._source(cell))
-                jobs = [job for of_point in trials for job in of_point if not job.ended()]
-                found += jobs or self.running(cell)
-            if jobs:
-                self._awaited.append((cell, jobs))
-        return found
-
-    def jobs(self) -> list[Job]:
-        """All runs of the study."""
-        return self.tuning() + self.final()
+    def _read(self, jobs: list[Job]) -> Series:
+        """The runs of one point as a series, no longer than their jobs."""
+        rows = []
+        for job in jobs:
+            failed = job.failure() is not None
+            for file in job.histories():
+                if not file.exists() and not failed:
+                    raise CheckpointError(f"{str(file)!r} is missing; run the comparison again")
+                known = [] if failed else history.read(file)[1]
+                rows.append([row for row in known if row["round"] <= job.spec.rounds])
+        seeds = [seed for job in jobs for seed in range(job.spec.seed, job.spec.seed + job.seeds)]
+        label, color, spec = self.variant.label, self.variant.color, jobs[0].spec.table()
+        found = Series.of(label, color, spec, seeds, rows)
+        return dataclasses.replace(found, costs=recorded(jobs[0].run_dir))
 
     # ---- points
 
-    def tried(self, cell: Cell) -> list[Tried]:
-        """All points of a variant's grid; none if there was nothing to choose."""
-        key = _key(cell)
-        if key not in self._tried:
-            tried = zip(_candidates(*cell), self.trying(cell), _specs(cell), strict=True)
-            self._tried[key] = [self._try(cell, *one) for one in tried]
-        return self._tried[key]
+    @cached_property
+    def tried(self) -> list[Tried]:
+        """All points of the grid; none if there was nothing to choose."""
+        found = []
+        for (point, whole), jobs in zip(self.specs, self.trying(), strict=True):
+            series, rounds = self._read(jobs), jobs[0].spec.rounds
+            deciding, curve = series.curve(self.part.tune_metric), series.curve(self.part.metric)
+            end, dropped = self.part.result(deciding), rounds < whole.rounds
+            found.append(Tried(point, rounds, end, deciding, curve, dropped))
+        return found
 
-    def point(self, cell: Cell) -> Point:
-        """The point that a variant takes: the best of its grid, or the one chosen in another part.
+    @property
+    def point(self) -> Point:
+        """The point that the variant takes: the best of its grid, or the one chosen in another part.
 
         A point at which any seed diverged or failed is the last to be taken.
         """
-        part, _, variant = cell = self._source(cell)
-        best = max(
-            self.tried(cell), key=lambda one: (not one.dropped, rank(part, one.end)), default=None
-        )
-        return best.point if best is not None else variant.points()[0]
+        tried = self.source.tried
+        if not tried:
+            return self.source.variant.points()[0]
+        return max(tried, key=lambda one: (not one.dropped, self.source.rank(one.end))).point
 
-    def _source(self, cell: Cell) -> Cell:
-        """The cell whose tuning decides the point of a cell: itself, or the one that its part names."""
-        part, row, _ = cell
-        if not part.tuned_in:
-            return cell
-        name, _, chosen = part.tuned_in.partition(".")
-        other = self.study.part(name)
-        same = next(r for r in other.rows if r.values.items() <= row.values.items())
-        return self._source((other, same, other.variant(chosen)))
+    def rank(self, end: Tail) -> float:
+        """Of a result in tuning, the higher the better; one that not every seed reached comes last."""
+        return self.part.tune_sign * end.mean if end.whole else -math.inf
 
-    def found_lr(self, cell: Cell) -> list[float]:
-        """The step sizes that a variant with `lr = "search"` or "auto" found, in the order of its runs."""
-        files = [job.run_dir / LR for job in self.running(cell)]
+    @property
+    def found_lr(self) -> list[float]:
+        """The step sizes that `lr = "search"` or "auto" found, in the order of the runs."""
+        files = [job.run_dir / LR for job in self.running()]
         return [read_lr(file)["values"]["lr"] for file in files if file.exists()]
 
     # ---- results
 
-    def series(self, cell: Cell) -> Series:
-        """All seeds of a variant at its point."""
-        key = _key(cell)
-        if key not in self._series:
-            self._series[key] = _read(cell[2], self.running(cell))
-        return self._series[key]
+    @cached_property
+    def series(self) -> Series:
+        """All seeds at the point."""
+        return self._read(self.running())
 
-    def curve(self, cell: Cell) -> Curve:
+    @property
+    def curve(self) -> Curve:
         """The same in the metric of the part."""
-        return self.series(cell).curve(cell[0].metric)
+        return self.series.curve(self.part.metric)
 
-    def equal_cost(self, part: Part, row: Row, axis: Axis) -> float:
-        """The most that every variant with a result has spent: rounds or bytes at which all can be compared."""
-        curves = [self.curve((part, r, v)) for r, v in part.cells() if r is row]
+    def equal_cost(self, axis: Axis) -> float:
+        """The most that every variant with a result has spent in this case, at which all can be compared."""
+        beside = [cell for cell in self.runs.cells if cell.part is self.part]
+        curves = [cell.curve for cell in beside if cell.row is self.row]
         whole = [curve for curve in curves if curve.alive()]
         return min(float(curve.most(axis)[-1]) for curve in whole or curves)
 
-    def at(self, cell: Cell, axis: Axis, cost: float) -> Tail:
-        """The result at a cost."""
-        return _at(cell[0], self.curve(cell), axis, cost)
+    def at(self, axis: Axis, cost: float, curve: Curve | None = None) -> Tail:
+        """The result at a cost; by default of all seeds at the point."""
+        curve = (curve or self.curve).within({axis: cost})
+        return curve.tail(self.part.last(len(curve.rounds)))
 
-    def tuned_at(self, cell: Cell, axis: Axis, cost: float) -> Tail:
+    def tuned_at(self, axis: Axis, cost: float) -> Tail:
         """The same at the point of the grid that is best there in tuning; on all seeds if that is the chosen one."""
-        part = cell[0]
-        there = [one for one in self.tried(cell) if not (one.dropped and one.spent(axis) < cost)]
-        ends = [
-            (one, _at(part, one.deciding, axis, cost)) for one in there if one.deciding is not None
-        ]
-        best, _ = max(ends, key=lambda pair: rank(part, pair[1]), default=(None, None))
-        if best is None or best.curve is None or best.point == self.point(cell):
-            return self.at(cell, axis, cost)
-        return _at(part, best.curve, axis, cost)
+        best, most = None, -math.inf
+        for one in self.tried:
+            assert one.deciding is not None
+            if one.dropped and float(one.deciding.most(axis)[-1]) < cost:
+                continue
+            here = self.rank(self.at(axis, cost, one.deciding))
+            if best is None or here > most:
+                best, most = one, here
+        own = best is None or best.point == self.point
+        return self.at(axis, cost, None if own or best is None else best.curve)
 
-    def reached(self, cell: Cell) -> list[float] | None:
+    @property
+    def reached(self) -> list[float] | None:
         """[rounds, bytes up, bytes both ways] until the mean over seeds first reaches the row's target; None: never."""
-        part, row, _ = cell
-        assert row.target is not None
-        curve = self.curve(cell)
-        mean = curve.values.mean(0)
-        there = np.flatnonzero(mean < row.target if part.goal == "min" else mean > row.target)
-        return (
-            [float(curve.spent(axis)[there[0]]) for axis in ("round", "up", "total")]
-            if len(there)
-            else None
-        )
+        if self.row.target is None:
+            return None
+        curve = self.curve
+        there = np.flatnonzero(self.part.sign * (curve.values.mean(0) - self.row.target) > 0)
+        axes: tuple[Axis, ...] = ("round", "up", "total")
+        return [float(curve.spent(axis)[there[0]]) for axis in axes] if len(there) else None
 
-    def failures(self, cell: Cell) -> list[str]:
-        """Runs of a variant that failed, and why."""
-        chosen, found = self.point(cell), []
-        for point, jobs in [
-            *zip(_candidates(*cell), self.trying(cell), strict=True),
-            (chosen, self.running(cell)),
-        ]:
-            name = ", ".join([cell[2].label, *([settings(point)] if point else [])])
+    @property
+    def failures(self) -> list[str]:
+        """Runs that failed, and why."""
+        points = [*(point for point, _ in self.specs), self.point]
+        found = []
+        for point, jobs in zip(points, [*self.trying(), self.running()], strict=True):
+            name = ", ".join([self.variant.label, *([settings(point)] if point else [])])
             found += [f"{name}: {why}" for job in jobs if (why := job.failure())]
         return list(dict.fromkeys(found))
 
-    def events(self, cell: Cell) -> list[str]:
-        """What went wrong in the runs of a variant: per seed the first event of each kind, and how many there are."""
+    @property
+    def events(self) -> list[str]:
+        """What went wrong in the runs: per seed the first event of each kind, and how many there are."""
         found = []
-        for job in self.running(cell):
+        for job in self.running():
             for number, file in enumerate(job.histories()):
                 kinds: dict[str, list[str]] = {}
                 for row in history.read(file)[1] if file.exists() else []:
@@ -251,81 +238,119 @@ class Runs:
                     found.append(f"seed {job.spec.seed + number}: {first}{more}")
         return found
 
-    def _try(self, cell: Cell, point: Point, jobs: list[Job], whole: Spec) -> Tried:
-        part, series, rounds = cell[0], _read(cell[2], jobs), jobs[0].spec.rounds
-        deciding = series.curve(part.tune_metric)
-        end, dropped = final(part, deciding), rounds < whole.rounds
-        return Tried(point, rounds, end, deciding, series.curve(part.metric), dropped)
 
+class Runs:
+    """The runs of a study, in one directory."""
 
-def rank(part: Part, end: Tail) -> float:
-    """Of a result in tuning, the higher the better; one that not every seed reached comes last."""
-    sign = 1 if part.tune_goal == "max" else -1
-    return sign * end.mean if end.whole else -math.inf
+    def __init__(self, study: Study, place: Path) -> None:
+        self.study, self.place = study, place
+        self.cells = [Cell(self, part, *pair) for part in study.parts for pair in part.cells()]
+        self._awaited: list[tuple[Cell, list[Job]]] = [(cell, []) for cell in self.cells]
+
+    def cell(self, part: Part, row: Case, variant: Variant) -> Cell:
+        """The cell of a variant in a case of a part."""
+        wanted = part.name, variant.name
+        same = (cell for cell in self.cells if cell.row is row)
+        return next(cell for cell in same if (cell.part.name, cell.variant.name) == wanted)
+
+    def ready(self) -> list[Job]:
+        """The runs that can begin now: those of the next stage of a tuning, or at the point that it chose."""
+        waiting = [(cell, [job for job in jobs if not job.ended()]) for cell, jobs in self._awaited]
+        self._awaited, found = [], list[Job]()
+        for cell, jobs in waiting:
+            if not jobs:
+                trials = cell.source.trying()
+                jobs = [job for of_point in trials for job in of_point if not job.ended()]
+                found += jobs or cell.running()
+            if jobs:
+                self._awaited.append((cell, jobs))
+        return found
+
+    def tuning(self) -> list[Job]:
+        """The runs that decide the points, as far as is known which of them are dropped."""
+        return [job for cell in self.cells for jobs in cell.trying() for job in jobs]
+
+    def final(self) -> list[Job]:
+        """All seeds of every variant at its point."""
+        return [job for cell in self.cells for job in cell.running()]
+
+    def jobs(self) -> list[Job]:
+        """All runs of the study."""
+        return self.tuning() + self.final()
+
+    def possible(self) -> list[Job]:
+        """All runs that may be made, whatever the tuning chooses."""
+        found = []
+        for cell in self.cells:
+            whole = [spec.rounds for _, spec in cell.specs]
+            for lengths in (whole, *(rounds for rounds, *_ in cell.stages)):
+                found += [job for n, t in enumerate(lengths) for job in cell.trial(n, t)]
+            found += [job for point in cell.variant.points() for job in cell.seeds(point)]
+        return found
 
 
 def edges(variant: Variant, point: Point) -> Point:
     """The settings of a point that lie at an end of their grid, so that a better value may lie beyond it."""
-    numbers = {
-        k: v
-        for k, v in variant.grid.items()
-        if len(v) > 1 and all(isinstance(x, int | float) for x in v)
-    }
-    return {
-        key: point[key]
-        for key, values in numbers.items()
-        if point.get(key) in (min(values), max(values))
-    }
-
-
-def within(part: Part, curve: Curve) -> Curve:
-    """The rows that the budget allows; all if there is none."""
-    return curve if part.budget is None else part.budget.within(curve)
-
-
-def final(part: Part, curve: Curve) -> Tail:
-    """The mean of the last evaluations within the budget."""
-    curve = within(part, curve)
-    return curve.tail(part.last(len(curve.rounds)))
+    found = {}
+    for key, values in variant.grid.items():
+        numbers = len(values) > 1 and all(isinstance(one, int | float) for one in values)
+        if numbers and point.get(key) in (min(values), max(values)):
+            found[key] = point[key]
+    return found
 
 
 def by_seed(part: Part, curve: Curve) -> list[float]:
-    """The result of every seed, as in `final`; nan for one that diverged or failed."""
-    curve = within(part, curve)
+    """The result of every seed, as in `Part.result`; nan for one that diverged or failed."""
+    curve = part.inside(curve)
     ends, alive = curve.values[:, -part.last(len(curve.rounds)) :].mean(1), curve.alive()
     return [float(end) if n in alive else math.nan for n, end in enumerate(ends)]
 
 
-def _at(part: Part, curve: Curve, axis: Axis, cost: float) -> Tail:
-    rows = max(1, int(np.searchsorted(curve.most(axis), cost, side="right")))
-    return curve.until(int(curve.rounds[rows - 1])).tail(part.last(rows))
+# ---- successive halving
 
 
-def _key(cell: Cell) -> tuple[str, int, str]:
-    part, row, variant = cell
-    return part.name, next(n for n, one in enumerate(part.rows) if one is row), variant.name
+def stages(
+    part: Part, variant: Variant, specs: Sequence[Spec]
+) -> list[tuple[list[int], float, float]]:
+    """(rounds of each point, share of the rounds, share of progress) of every stage.
+
+    There are none, and all points run to the end, where there are few points or evaluations, where the whole grid is
+    shown in a figure, and where the length of a run decides its numbers.
+    """
+    if len(specs) < 3 or not variant.grid.keys().isdisjoint(part.figure.get("x", ())):
+        return []
+    for spec in specs:
+        few = spec.rounds < EVALUATIONS * spec.eval_every
+        if few or spec.length_decides or isinstance(spec.method.lr, str):
+            return []
+    return [
+        ([evaluated_round(spec.rounds, spec.eval_every, share) for spec in specs], share, behind)
+        for share, behind in STAGES.items()
+    ]
 
 
-def _candidates(part: Part, _row: Row, variant: Variant) -> list[Point]:
-    """The points to try; none for a variant that has nothing to choose."""
-    points = variant.points()
-    return points if len(points) > 1 and not part.tuned_in else []
+def evaluated_round(rounds: int, eval_every: int, share: float) -> int:
+    """The last round with an evaluation in a share of the rounds."""
+    return max(1, int(share * rounds / eval_every)) * eval_every
 
 
-def _specs(cell: Cell) -> list[Spec]:
-    """The specs of all points to try."""
-    part, row, variant = cell
-    return [part.tuning_spec(variant, point, row) for point in _candidates(*cell)]
+def hopeless(part: Part, curves: Mapping[int, Curve], share: float, behind: float) -> set[int]:
+    """The points to drop, from their curves up to a share of the rounds. One that has diverged has ended anyway."""
+    values = {n: _progress(part, curve) for n, curve in curves.items() if curve.tail(1).whole}
+    best = max((float(made[-1]) for made in values.values()), default=0.0)
+    late = {n: made for n, made in values.items() if made[-1] < behind * best}
+    return {n for n, made in late.items() if _at_the_end(made, share) < best}
 
 
-def _read(variant: Variant, jobs: list[Job]) -> Series:
-    """The runs of one point as a series, no longer than their jobs."""
-    runs = []
-    for job in jobs:
-        for file in job.histories():
-            if not file.exists() and job.failure() is None:
-                raise CheckpointError(f"{str(file)!r} is missing; run the comparison again")
-            rows = [] if job.failure() is not None else history.read(file)[1]
-            runs.append(tuple(row for row in rows if row["round"] <= job.spec.rounds))
-    seeds = tuple(seed for job in jobs for seed in range(job.spec.seed, job.spec.seed + job.seeds))
-    return Series.of(variant.label, variant.color, jobs[0].spec.table(), seeds, runs)
+def _progress(part: Part, curve: Curve) -> Floats:
+    """How much better the metric is than before the first round, at every evaluation; each is the mean of a few."""
+    better = part.tune_sign * (curve.values - curve.values[:, :1]).mean(0)
+    few = part.last(len(better))
+    return np.array([better[max(0, n - few) : n].mean() for n in range(1, len(better) + 1)])
+
+
+def _at_the_end(made: Floats, share: float) -> float:
+    """The progress at the end of the run if the pace of the last third is kept up."""
+    third = max(1, len(made) // 3)
+    pace = (made[-1] - made[-1 - third]) / third
+    return float(made[-1] + max(pace, 0.0) * (len(made) - 1) * (1 / share - 1))

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
+from fedspan.engine.judging import HELD_OUT
 from fedspan.study.budget import sized
-from fedspan.study.curves import Floats
-from fedspan.study.model import Part, in_percent, name_of, settings
-from fedspan.study.results import Entry, Results
+from fedspan.study.curves import Floats, Table
+from fedspan.study.model import Part, settings
+from fedspan.study.results import Entry
+from fedspan.study.tables import in_percent, name_of, ranked, shown
 from fedspan.study.tuning import by_seed, edges
 
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; the last one serves for all that follow.
@@ -28,6 +31,13 @@ CHEAPER = 0.9  # of methods that are equally good, one that sends less than this
 LONG = 150  # characters of a reason
 CLOSE = 0.8  # a result that is read at less than this share of its budget is mentioned
 LITTLE = 0.9  # a method that sends this share of a model's parameters or more has little to gain
+FEW = 5  # methods that a title names
+DATA = {
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+}
 
 
 def said(part: Part, entries: Sequence[Entry]) -> list[str]:
@@ -43,87 +53,69 @@ def verdict(part: Part, entries: Sequence[Entry]) -> str:
     return " ".join(said(part, entries))
 
 
-def verdict_of(results: Results) -> str:
-    """The verdict of a study that is one comparison; empty for others, whose parts have claims of their own."""
-    parts = results.study.parts
-    return verdict(parts[0], results.entries[parts[0].name]) if len(parts) == 1 else ""
-
-
 def _best_by_row(part: Part, entries: Sequence[Entry]) -> list[str]:
     """Which methods have the best mean in how many rows; nothing where rows compare costs or one method alone."""
     winners: list[str] = []
-    for number in range(len(part.rows)):
+    for number, row in enumerate(part.rows):
         here = [one for one in entries if one.row == number and one.final.whole]
-        if len(here) > 1 and part.rows[number].target is None:
-            winners.append(max(here, key=lambda one: _sign(part) * one.final.mean).series.label)
+        if len(here) > 1 and row.target is None:
+            winners.append(ranked(part, here)[0].series.label)
     if not winners:
         return []
-    counts = sorted(
-        ((winners.count(label), label) for label in dict.fromkeys(winners)),
-        key=lambda pair: -pair[0],
-    )
-    all_rows = f"all {len(winners)}" if len(counts) == 1 else ""
-    named = [f"{label} in {all_rows or count}" for count, label in counts]
-    most, of_rows = (
-        "Highest" if part.goal == "max" else "Lowest",
-        "" if all_rows else f" of {len(winners)}",
-    )
+    labels = sorted(dict.fromkeys(winners), key=lambda label: -winners.count(label))
+    alone = len(labels) == 1
+    named = [f"{one} in {f'all {len(winners)}' if alone else winners.count(one)}" for one in labels]
+    most = "Highest" if part.goal == "max" else "Lowest"
+    of_rows = "" if alone else f" of {len(winners)}"
     return [f"{most} mean {name_of(part.metric)}: {_listed(named)}{of_rows} rows."]
 
 
 def _choice(part: Part, entries: Sequence[Entry]) -> str:
     """Which method to take."""
-    ranked = sorted(
-        (one for one in entries if one.final.whole), key=lambda one: -_sign(part) * one.final.mean
-    )
-    if not ranked:
+    whole = [one for one in ranked(part, entries) if one.final.whole]
+    if not whole:
         return "No method has a result in every seed."
-    best, others = ranked[0], ranked[1:]
-    where, seeds = _where(part), len(_ends(part, best))
+    best, *others = whole
+    where = f" after {part.base['rounds']} rounds"
+    if part.budget is not None:
+        where = f" at {part.budget.words()}"
+    label, seeds = best.series.label, len(_ends(part, best))
     value = f"{name_of(part.metric)} {_value(part, best)}"
     if not others:
-        return f"{best.series.label}{where}: {value}{_over(seeds)}."
-    if not all(
-        math.isfinite(end) for one in ranked[:2] for end in _ends(part, one)
-    ):  # only means were kept
+        return f"{label}{where}: {value}{f' over {seeds} seeds' if seeds > 1 else ''}."
+    second = others[0]
+    if not np.isfinite([*_ends(part, best), *_ends(part, second)]).all():  # only means were kept
         most = "highest" if part.goal == "max" else "lowest"
-        return f"{best.series.label} has the {most} mean{where}: {value}; next is {_named(part, others[0])}."
-    if seeds == 1 and best.final.mean == others[0].final.mean:
-        return f"In one seed {best.series.label} and {others[0].series.label} end equal{where}: {value}."
+        return f"{label} has the {most} mean{where}: {value}; next is {_named(part, second)}."
+    if seeds == 1 and best.final.mean == second.final.mean:
+        return f"In one seed {label} and {second.series.label} end equal{where}: {value}."
     apart = [told_apart(part, best, one) for one in others]
-    sure = [told or ahead(part, best, one) for told, one in zip(apart, others, strict=True)]
+    sure = [
+        told or bool((part.sign * _gaps(part, best, one) > 0).all())  # or ahead in every seed
+        for told, one in zip(apart, others, strict=True)
+    ]
     if mixed := others[: sure.index(True)] if True in sure else others:
-        return _undecided(part, best, mixed)
-    second = f"{value}, {_gap(part, best, others[0])} than {_named(part, others[0])}"
+        listed = _listed([_named(part, one) for one in mixed])
+        text = f"The {seeds} seeds do not tell {label} ({value}) apart from {listed}{where}"
+        sent = {
+            one.series.label: float(one.curve(part).spent("total")[-1]) for one in (best, *mixed)
+        }
+        least = min(sent, key=lambda one: sent[one])
+        if sent[least] < CHEAPER * max(sent.values()):
+            text += f"; of these, {least} sends least in both directions, {sized(sent[least])}"
+        return f"{text}."
+    gap = abs(best.final.mean - second.final.mean)
+    amount = f"{100 * gap:.1f} points" if in_percent(part.metric) else f"{gap:.2g}"
+    better = "higher" if part.goal == "max" else "lower"
+    ahead = f"{value}, {amount} {better} than {_named(part, second)}"
     if not apart[0]:
-        spread = (
-            f"in each of the {seeds} seeds, but {_interval(part, best, others[0])}"
-            if seeds > 1
-            else "in one seed"
-        )
-        return f"{best.series.label} is ahead{where}: {second} {spread}."
+        spread = "in one seed"
+        if seeds > 1:
+            spread = f"in each of the {seeds} seeds, but {_interval(part, best, second)}"
+        return f"{label} is ahead{where}: {ahead} {spread}."
     noisy = [_named(part, one) for one, told in zip(others, apart, strict=True) if not told]
     but = f" (less so against {_listed(noisy)}: results spread widely there)" if noisy else ""
-    return f"Take {best.series.label}{where}: {second}; the {seeds} seeds support it{but}."
-
-
-def _undecided(part: Part, best: Entry, others: Sequence[Entry]) -> str:
-    """Methods of which no one is ahead in every seed, and the cheapest of them."""
-    listed = _listed([_named(part, one) for one in others])
-    seeds, first = (
-        len(_ends(part, best)),
-        f"{best.series.label} ({name_of(part.metric)} {_value(part, best)})",
-    )
-    text = f"The {seeds} seeds do not tell {first} apart from {listed}{_where(part)}"
-    least = min([best, *others], key=lambda one: _sent(part, one))
-    if _sent(part, least) < CHEAPER * max(_sent(part, one) for one in (best, *others)):
-        return f"{text}; of these, {least.series.label} sends least in both directions, {sized(_sent(part, least))}."
-    return f"{text}."
-
-
-def ahead(part: Part, one: Entry, other: Entry) -> bool:
-    """Whether a result is better in every seed."""
-    return bool((_sign(part) * _gaps(part, one, other) > 0).all())
+    return f"Take {label}{where}: {ahead}; the {seeds} seeds support it{but}."
 
 
 def told_apart(part: Part, one: Entry, other: Entry) -> bool:
@@ -136,45 +128,35 @@ def _half(part: Part, one: Entry, gaps: Floats) -> float:
     """Half of the 95 % interval of a mean difference."""
     rounding = 0.0
     if part.metric == "accuracy" and one.test_examples is not None:
-        rounding = 1 / (
-            6 * one.test_examples**2
-        )  # of two accuracies, each a multiple of 1/n: 2 (1/n)²/12
+        rounding = 1 / (6 * one.test_examples**2)  # of two multiples of 1/n: 2 (1/n)²/12
     deviation = math.sqrt(float(gaps.var(ddof=1)) + rounding)
     return STUDENT[min(len(gaps) - 1, len(STUDENT)) - 1] * deviation / math.sqrt(len(gaps))
 
 
 def _interval(part: Part, one: Entry, other: Entry) -> str:
-    gaps = _sign(part) * _gaps(part, one, other)
+    gaps = part.sign * _gaps(part, one, other)
     mean, half = float(gaps.mean()), _half(part, one, gaps)
     low, high = mean - half, mean + half
-    ends = (
-        f"{100 * low:.1f} to {100 * high:.1f} points"
-        if in_percent(part.metric)
-        else f"{low:.2g} to {high:.2g}"
-    )
+    ends = f"{low:.2g} to {high:.2g}"
+    if in_percent(part.metric):
+        ends = f"{100 * low:.1f} to {100 * high:.1f} points"
     return f"the 95 % interval of the difference, {ends}, contains zero".replace("-", "−")
 
 
 def _noise(part: Part, entries: Sequence[Entry]) -> str:
     """What the intervals over seeds leave out."""
-    ranked = [one for one in entries if one.final.whole]
+    means = [one.final.mean for one in entries if one.final.whole]
     sizes = {one.test_examples for one in entries} - {None}
-    validated = part.metric.startswith("validation_")
-    if len(ranked) < 2 or len(sizes) != 1 or validated:
+    if len(means) < 2 or len(sizes) != 1 or part.metric.startswith(HELD_OUT):
         return ""
     (count,) = sizes
     assert count is not None
     start = f"This is over seeds, all measured on the same {count:,} test examples"
     if part.metric != "accuracy":
         return f"{start}, whose choice the seeds do not show."
-    best = max(ranked, key=lambda one: one.final.mean)
-    half = _points(min(best.final.mean, 1 - 1 / count), count)
+    p = min(max(means), 1 - 1 / count)
+    half = 196 * math.sqrt(max(p * (1 - p), 0) / count)  # of the 95 % interval, in points
     return f"{start}: another test set of that size would move the best accuracy by about ± {half:.1f} points."
-
-
-def _points(p: float, count: int) -> float:
-    """Half of the 95 % interval of an accuracy on so many examples, in points."""
-    return 196 * math.sqrt(max(p * (1 - p), 0) / count)
 
 
 def _edge(part: Part, entries: Sequence[Entry]) -> str:
@@ -185,11 +167,9 @@ def _edge(part: Part, entries: Sequence[Entry]) -> str:
         found += [f"{one.series.label} ({settings(at_end)})"] if at_end else []
     if not found:
         return ""
-    verb = (
-        "is best at the end of its grid"
-        if len(found) == 1
-        else "are best at the ends of their grids"
-    )
+    verb = "are best at the ends of their grids"
+    if len(found) == 1:
+        verb = "is best at the end of its grid"
     return f"{_listed(found)} {verb}: a better value may lie beyond."
 
 
@@ -199,13 +179,18 @@ def _lost(part: Part, entries: Sequence[Entry]) -> str:
     for one in entries:
         label, seeds = one.series.label, one.final.seeds
         for word, count in one.final.lost.items():
-            many = f" in {count} of {seeds} seeds" if seeds > 1 else ""
             what = word if word != "NaN" else f"has no number as {name_of(part.metric)}"
-            found.append(f"{label} {what}{many}{_reason(one) if word == 'failed' else ''}")
-        if one.final.whole and part.budget is not None and (share := _share(part, one)) < CLOSE:
-            found.append(
-                f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is"
-            )
+            what += f" in {count} of {seeds} seeds" if seeds > 1 else ""
+            why = one.failures[0].partition(": ")[2] if word == "failed" and one.failures else ""
+            what += f" ({why if len(why) < LONG else why[:LONG] + '…'})" if why else ""
+            found.append(f"{label} {what}")
+        if one.final.whole and part.budget is not None:
+            curve, limits = one.curve(part), part.budget.limits
+            share = max(float(curve.spent(axis)[-1]) / most for axis, most in limits.items())
+            if share < CLOSE:
+                found.append(
+                    f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is"
+                )
     return f"{'; '.join(found)}." if found else ""
 
 
@@ -213,12 +198,11 @@ def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
     """Which methods of a subspace send almost all parameters."""
     found = []
     for one in entries:
-        if one.projected is None or "compressor" in one.series.spec["method"]:
+        if one.projected is None or "compressor" in one.series.spec["method"].get("uplink", {}):
             continue
         projected, sent, parameters = one.projected
-        share = "none" if not projected else f"{projected:,}"
         if not projected or sent >= LITTLE * parameters:
-            gain = "nothing" if not projected else "little"
+            share, gain = (f"{projected:,}", "little") if projected else ("none", "nothing")
             found.append(
                 f"{one.series.label} projects {share} of the {parameters:,} parameters and has {gain} to gain"
             )
@@ -227,32 +211,17 @@ def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
     return f"{'; '.join(found)}: biases, small tensors and the output head are sent in full."
 
 
-def _reason(entry: Entry) -> str:
-    """Why a run failed, cut short."""
-    why = entry.failures[0].partition(": ")[2] if entry.failures else ""
-    return f" ({why if len(why) < LONG else why[:LONG] + '…'})" if why else ""
-
-
 def _how(part: Part, entries: Sequence[Entry]) -> str:
-    """By what the settings were chosen."""
-    searched = any(one.found_lr for one in entries)
-    tuned = any(one.tried for one in entries)
-    if not tuned and not searched:
-        return _untuned(part, entries)
-    by = name_of(part.tune_metric) if part.tune_metric != TRAIN_LOSS else "the training loss"
-    if not tuned:
-        validated = part.tune_metric.startswith("validation_")
-        return f"Step sizes were searched by {'the validation loss' if validated else by}."
-    same = (
-        ", the metric of the results"
-        if part.tune_metric == part.metric
-        else ", not by the test set"
-    )
-    return f"Settings were chosen by {by} on {_first_seeds(part)}{same}."
-
-
-def _untuned(part: Part, entries: Sequence[Entry]) -> str:
-    """That methods have run with one step size, which suits some of them better than others."""
+    """By what the settings were chosen; or that methods run with one step size, which suits some of them better."""
+    by = "the training loss" if part.tune_metric == TRAIN_LOSS else name_of(part.tune_metric)
+    if any(one.tried for one in entries):
+        same = ", the metric of the results"
+        if part.tune_metric != part.metric:
+            same = ", not by the test set"
+        return f"Settings were chosen by {by} on the {_first_seeds(part)}{same}."
+    if any(one.found_lr for one in entries):
+        by = "the validation loss" if part.tune_metric.startswith(HELD_OUT) else by
+        return f"Step sizes were searched by {by}."
     rates = [one.series.spec["method"].get("lr") for one in entries]
     given = isinstance(rates[0], float | int) and rates.count(rates[0]) == len(rates) > 1
     if not given or part.name != "comparison":  # parts of a study are made as they are on purpose
@@ -264,7 +233,7 @@ def _untuned(part: Part, entries: Sequence[Entry]) -> str:
 
 
 def _first_seeds(part: Part) -> str:
-    return "the first seed" if part.tuning_seeds == 1 else f"the first {part.tuning_seeds} seeds"
+    return f"first {part.tuning_seeds} seeds" if part.tuning_seeds > 1 else "first seed"
 
 
 def _ends(part: Part, entry: Entry) -> list[float]:
@@ -277,34 +246,6 @@ def _gaps(part: Part, one: Entry, other: Entry) -> Floats:
     return np.where(np.isclose(mine, others, rtol=EQUAL, atol=0.0), 0.0, mine - others)
 
 
-def _sent(part: Part, entry: Entry) -> float:
-    return float(entry.curve(part).spent("total")[-1])
-
-
-def _share(part: Part, entry: Entry) -> float:
-    """The part of the budget that was spent where the result is read, on the axis that is used up first."""
-    assert part.budget is not None
-    return max(
-        float(entry.curve(part).spent(axis)[-1]) / most for axis, most in part.budget.limits.items()
-    )
-
-
-def _sign(part: Part) -> int:
-    return 1 if part.goal == "max" else -1
-
-
-def _where(part: Part) -> str:
-    return (
-        f" at {part.budget.words()}"
-        if part.budget is not None
-        else f" after {part.base['rounds']} rounds"
-    )
-
-
-def _over(seeds: int) -> str:
-    return f" over {seeds} seeds" if seeds > 1 else ""
-
-
 def _value(part: Part, entry: Entry) -> str:
     mean = entry.final.mean
     return f"{100 * mean:.1f} %" if in_percent(part.metric) else f"{mean:.3g}"
@@ -314,11 +255,65 @@ def _named(part: Part, entry: Entry) -> str:
     return f"{entry.series.label} ({_value(part, entry)})"
 
 
-def _gap(part: Part, best: Entry, other: Entry) -> str:
-    gap = abs(best.final.mean - other.final.mean)
-    amount = f"{100 * gap:.1f} points" if in_percent(part.metric) else f"{gap:.2g}"
-    return f"{amount} {'higher' if part.goal == 'max' else 'lower'}"
-
-
 def _listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+# ---- titles, how a comparison was made, and how far runs have come
+
+
+def title_of(labels: Sequence[str], task: Table) -> str:
+    """What is compared on what; many methods are counted."""
+    methods = _listed(labels) if len(labels) <= FEW else f"{len(labels)} methods"
+    return f"{methods} on {problem(task)}"
+
+
+def problem(task: Table) -> str:
+    """A task in words: its data, or what kind of problem it is, and the number of clients."""
+    name = str(task.get("name", ""))
+    data = task.get("data") if name != "custom" else None  # of a custom task: a digest
+    what = {"regression": "the regression problem", "custom": ""}.get(name, name)
+    if isinstance(data, str):
+        what = DATA.get(data, Path(data).stem if "/" in data else data)
+    partition = task.get("partition", {})
+    count = partition.get("clients") if isinstance(partition, dict) else None
+    count = task.get("clients") or count
+    details = [f"het {task['het']:g}"] if isinstance(task.get("het"), int | float) else []
+    details += [f"{count} clients"] if count else []
+    return ", ".join([what, *details] if what else details) or "your own model and data"
+
+
+def described(part: Part) -> str:
+    """How a comparison was made."""
+    tuned = any(len(variant.points()) > 1 for variant in part.variants)
+    parts = ["One seed."]
+    if part.seeds > 1:
+        parts = [
+            f"Every method runs under {part.seeds} seeds, the same for all; ± is the standard deviation over them."
+        ]
+    if tuned:
+        by = f" by {name_of(part.tune_by)}" if part.tune_by else ""
+        by = " by the training loss" if part.tune_by == TRAIN_LOSS else by
+        parts.append(
+            f"Each is tuned over its own grid{by} on the {_first_seeds(part)}; * marks a value at the end of its grid."
+        )
+    if part.budget is not None:
+        parts.append(f"Results are read at the last evaluation within {part.budget.words()}.")
+        if tuned:
+            parts.append(
+                f"Columns at another cost show the best point of the same grid there, on the {_first_seeds(part)}."
+            )
+    if part.tail > 1:
+        parts.append(f"A result is the mean of the last {part.tail:g} evaluations.")
+    return " ".join(parts)
+
+
+def standing(part: Part, entries: Sequence[Entry]) -> str:
+    """The run with the best last value and how far it is; empty if all runs diverged or failed."""
+    best = ranked(part, entries)[0]
+    if not best.final.whole:
+        return ""
+    curve = best.series.curve(part.metric)
+    value = f"{name_of(part.metric)} {shown(part.metric, best.final)}{' %' if in_percent(part.metric) else ''}"
+    far = f"after {curve.rounds[-1]:.0f} rounds and {curve.spent('total')[-1] / 1e6:.3g} MB in both directions"
+    return f"{best.series.label}{' has the best last value' if len(entries) > 1 else ''}: {value} {far}."

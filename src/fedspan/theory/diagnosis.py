@@ -56,7 +56,7 @@ COVERED: dict[str, tuple[Any, str]] = {
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Guarantee:
     """Rounds after which the theory guarantees a gradient norm, and the bytes sent until then."""
 
     rho: float
@@ -79,7 +79,7 @@ class Diagnosis:
     bound: float  # on min ‖∇F‖² at the safe steps, as printed
     bound_proved: float  # the same, as proved
     target: float  # ‖∇F‖ of the forecasts
-    forecast: list[Forecast]
+    forecast: list[Guarantee]
     warnings: list[str]  # what lies outside the theory
 
 
@@ -249,7 +249,7 @@ def _forecast(
     clients_per_round: int,
     setting: Setting,
     target: float,
-) -> Forecast:
+) -> Guarantee:
     there = dataclasses.replace(setting, rho=rho)
     printed, rounds = (
         corollary.rounds_to(there, target**2),
@@ -265,4 +265,4 @@ def _forecast(
         problem.seeds[0],
     )
     sent = clients_per_round * rounds
-    return Forecast(rho, printed, rounds, rates.up_round * sent, rates.down_round * sent)
+    return Guarantee(rho, printed, rounds, rates.up_round * sent, rates.down_round * sent)
