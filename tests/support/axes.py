@@ -57,7 +57,7 @@ def _server(name: str, take: Any) -> dict[str, Any] | None:
         return {"name": ADAPTIVE[name], **own} if own else None
     if stretch:
         return {"name": "fedexp", **own}
-    if beta or name == "fedavgm":
+    if beta or (name == "fedavgm" and own):
         return {"name": "momentum", "beta": 0.9 if beta is None else beta, **own}
     return {"name": "mean", **own} if own else None
 

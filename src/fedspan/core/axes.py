@@ -102,6 +102,7 @@ class Drift(ABC):  # noqa: B024 (every function has a default)
 class Uplink(ABC):
     """How a client's vector travels to the server."""
 
+    adopts: ClassVar[str] = "code"  # the choice that a compressor stands for
     plain_sum: ClassVar[bool] = False  # whether the server needs only the mean of what is sent
     in_gradients: ClassVar[bool] = False  # whether what is sent must be a mean gradient
     needs_no_controls: ClassVar[str] = ""  # why it does not go with controls
@@ -112,13 +113,6 @@ class Uplink(ABC):
     def follows_states(self) -> bool:
         """Whether the server adds up replies to follow a sum over the clients' states."""
         return False
-
-    @staticmethod
-    def adopt(compressor: Compressor) -> Uplink:
-        """Return the uplink that a compressor stands for."""
-        from fedspan.uplinks.code import Code
-
-        return Code(compressor)
 
     def check(self, n: int, drift: Drift) -> None:  # noqa: B027
         """Raise SpecError if the compressor cannot be used for n values with this drift correction."""
@@ -187,15 +181,9 @@ class Server(ABC):
 class Downlink(ABC):
     """How x travels to the clients."""
 
+    adopts: ClassVar[str] = "coded"  # the choice that a compressor stands for
     logs: ClassVar[bool] = True  # whether clients keep a copy of x and are sent what they lack
     control: Compressor | None = None  # compresses what `drift` sends
-
-    @staticmethod
-    def adopt(compressor: Compressor) -> Downlink:
-        """Return the downlink that a compressor stands for."""
-        from fedspan.downlinks.coded import Coded
-
-        return Coded(compressor)
 
     def check(self, n: int) -> None:  # noqa: B027
         """Raise SpecError if the compressor cannot be used for n values."""

@@ -54,7 +54,7 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
     if isinstance(value, base):
         return value
     if kind in ("uplink", "downlink") and _is_compressor(kind, value):
-        return base.adopt(as_choice("compressor", value, where))
+        return choices(kind)[base.adopts](as_choice("compressor", value, where))
     if isinstance(value, Mapping):
         return build(kind, value, where)
     if not isinstance(value, str):

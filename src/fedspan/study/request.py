@@ -53,10 +53,7 @@ def with_grids(part: Part, tune: Mapping[str, Any], option: str = "tune") -> Par
         for key, values in (shared | dict(tune.get(variant.label, {}))).items():
             name = _checked_key(part, variant, key, option)
             grid[name] = values_of(option, key, values)
-        table = variant.table
-        if "method.rank" in grid and "method" in table and variant.method is None:
-            table = table | {"method": _without_projector(table["method"])}
-        variants.append(dataclasses.replace(variant, grid=grid, table=table))
+        variants.append(dataclasses.replace(variant, grid=grid))
     return dataclasses.replace(part, variants=variants)
 
 
