@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedspan.drifts._test import OFF, ON, TRIAL
 
 from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core.errors import SpecError
+from fedspan.drifts._test import OFF, ON, TRIAL
 
 NAMES = [("ssf", {"projector": GAUSSIAN}), ("scaffold", {})]
 

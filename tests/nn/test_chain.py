@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from fedspan.drifts._test import First
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedspan.core.config import Engine, Settings, Training
 from fedspan.core.projector import draw
 from fedspan.core.round import Round
+from fedspan.drifts._test import First
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF, FedAvg, Scaffold
-from fedspan.drifts._test import First
 from fedspan.nn.chain import loss_gradient
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.objective import Cohort, TorchObjective
