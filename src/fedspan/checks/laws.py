@@ -66,7 +66,7 @@ def axes(method: AnyMethod) -> None:
     loop = start(method, problem)
     advance(loop, 3)  # the loop checks the shape of x
     rnd = loop._round()
-    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None).up
+    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None, loop.chain).up
     for where, arrays, axes in (
         ("init_client", wire.pack(method.init_client(problem.x0, problem.layout)), (2, 1)),
         ("client_step's reply", wire.pack(up), (2, 3)),
@@ -155,7 +155,7 @@ def order_of_replies(method: AnyMethod) -> None:
     """The order of replies has no effect."""
     loop = advance(start(method, small()), 6)
     rnd, order = loop._round(), [2, 0, 1]
-    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None).up
+    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None, loop.chain).up
     turned = wire.gather([wire.pick(up, place) for place in order])
     one = tensors(method.server_step(loop.server, up, rnd))
     two = tensors(method.server_step(loop.server, turned, rnd.subset(np.array(order))))
@@ -173,7 +173,7 @@ def codec(method: AnyMethod) -> None:
     loop = advance(start(method, small()), 6)
     assert isinstance(loop.transport, Simulator)
     kinds, rnd = method.types(), loop._round()
-    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None).up
+    up = loop.transport.exchange(rnd, method.broadcast(loop.server, rnd), None, loop.chain).up
     for kind, found in (
         (kinds[0], loop.server),
         (kinds[1], loop.transport.clients()),

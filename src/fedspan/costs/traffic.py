@@ -30,9 +30,9 @@ from fedspan.core.sync import SyncedDown
 from fedspan.costs.dry_run import NOWHERE, Live, WithoutNumbers
 from fedspan.engine.cohorts import cohort_of
 from fedspan.engine.loop import Loop
-from fedspan.engine.running_mean import averages
-from fedspan.engine.transport import Replies
 from fedspan.projectors._dense import Dense
+from fedspan.replies.chain import Chain, Replies
+from fedspan.replies.running_mean import RunningMean
 
 SMALL = 300_000  # numbers of a model that is faster walked through with numbers than without
 WALKED = 40  # rounds that are walked through, at least
@@ -95,7 +95,7 @@ class _Forgetful:
             method.init_client(problem.x0, problem.layout),
         )
 
-    def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
+    def exchange(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
         """The cohort's step as one computation."""
         cohort = rnd.ids.shape[1]
         own = {name: part.expand(-1, cohort, -1) for name, part in vars(self.first).items()}
@@ -237,8 +237,8 @@ def cost(
 def _server_step(loop: Loop) -> int:
     """Bytes at the peak of the server's step beyond its state: replies, or their mean, and the new x."""
     rnd = loop._round()
-    up = loop.transport.exchange(rnd, loop.method.broadcast(loop.server, rnd), None).up
-    up = wire.pick(up, 0) if averages(loop.method, rnd) else up
+    up = loop.transport.exchange(rnd, loop.method.broadcast(loop.server, rnd), None, loop.chain).up
+    up = wire.pick(up, 0) if isinstance(loop.chain.gathering(rnd), RunningMean) else up
     replies = wire.pack(up).values()
     with Live(loop.problem.x0.device) as live:
         live.count([*wire.pack(loop.server).values(), *replies])

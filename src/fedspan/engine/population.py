@@ -6,7 +6,6 @@ stored: it equals the server's x of an earlier round.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,14 @@ class Population:
         self._empties: dict[
             tuple[int, int], dict[str, Vector]
         ] = {}  # the same for so many runs and clients
-        for field in dataclasses.fields(one):
-            first = getattr(one, field.name)[0]
-            if not first.numel():
-                self._empty[field.name] = first
+        for name, part in vars(one).items():
+            if not part[0].numel():
+                self._empty[name] = part[0]
             elif engine.states_dir is None:
-                self.tables[field.name] = InMemory(first, rows)
+                self.tables[name] = InMemory(part[0], rows)
             else:
-                path = Path(engine.states_dir) / f"{field.name}.states"
-                self.tables[field.name] = OnDisk(path, first, rows, resume=resume)
+                path = Path(engine.states_dir) / f"{name}.states"
+                self.tables[name] = OnDisk(path, part[0], rows, resume=resume)
 
     def take(self, rnd: Round) -> Any:
         """The states of a round's clients."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from fedspan.core.method import LogsChanges, Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
-from fedspan.privacy.clipping import private_work
+from fedspan.replies.clip import private_work, with_parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +29,9 @@ class Replica:
 
 def without_zeros(state: Any) -> Any:
     """A state whose vectors of zeros take no memory."""
-    zeros = {
-        f.name: value
-        for f in dataclasses.fields(state)
-        if _is_zero(value := getattr(state, f.name))
-    }
-    return replace(
-        state, **{name: value.new_zeros(()).expand(value.shape) for name, value in zeros.items()}
+    zeros = {name: part for name, part in vars(state).items() if _is_zero(part)}
+    return with_parts(
+        state, **{name: part.new_zeros(()).expand(part.shape) for name, part in zeros.items()}
     )
 
 

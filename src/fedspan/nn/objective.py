@@ -26,7 +26,7 @@ from fedspan.core.round import Round
 from fedspan.nn.client_data import Batch, NamedTensors, Tensors, client_name, placed
 from fedspan.nn.loaders import batch_size_of, batches, drawing
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
-from fedspan.privacy.randomness import new_key, normal, rounded, uniform
+from fedspan.replies.noise import new_key, normal, rounded, uniform
 
 if TYPE_CHECKING:
     from fedspan.nn.problem import TorchProblem

@@ -23,8 +23,6 @@ from fedspan.core.objective import Problem
 from fedspan.core.round import Round, Terms
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
-from fedspan.privacy.clipping import after as after_reply
-from fedspan.privacy.clipping import leaked
 from fedspan.remote.messages import (
     MAX_REASON,
     Agreement,
@@ -32,6 +30,8 @@ from fedspan.remote.messages import (
     RoundMessage,
     mark_of,
 )
+from fedspan.replies.clip import after as after_reply
+from fedspan.replies.clip import leaked
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 RESTORE, LAST_ROUND = (

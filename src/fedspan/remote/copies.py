@@ -18,8 +18,8 @@ from fedspan.core.method import AnyMethod, private_fields, restorable
 from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states, states_saved
-from fedspan.privacy.clipping import leaked
 from fedspan.remote.client import LAST_ROUND, RESTORE
+from fedspan.replies.clip import leaked, with_parts
 
 
 class Copies:
@@ -62,7 +62,7 @@ class Copies:
         """Renews the copy of the one client of `rnd` by its reply."""
         if not self.tables or self.memory is None:
             return
-        old = leaked(self.method, replace(self.first, **self._take(int(rnd.ids[0, 0]))), rnd)
+        old = leaked(self.method, with_parts(self.first, **self._take(int(rnd.ids[0, 0]))), rnd)
         if isinstance(down, SyncedDown):
             down = replace(down, sync=replace(down.sync, last_round=rnd.last_round))
         new = wire.pack(self.memory.update_client_state(old, down, up, rnd))

@@ -32,6 +32,7 @@ from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
+from fedspan.replies.chain import Chain
 from fedspan.theory.lr_forecast import RateTrial, best_lr
 
 Metrics = Mapping[str, npt.NDArray[np.float64]]
@@ -258,8 +259,8 @@ class TrialRunner:
         with Simulator(method, self.problem, Engine()) as clients:
             loop = Loop(
                 method, self.problem, clients, self.problem.seeds, self.clients_per_round, rounds=self.rounds,
-                aggregator=self.participation.aggregator, known_start=self.participation.known_start,
-                unbiased=self.participation.unbiased,
+                chain=Chain(method, dataclasses.replace(self.participation, screen=None), runs=len(self.problem.seeds)),
+                known_start=self.participation.known_start, unbiased=self.participation.unbiased,
             )  # fmt: skip
             for row in loop.rows(rounds, max(1, rounds // POINTS)):
                 value = self._measure(row.metrics)

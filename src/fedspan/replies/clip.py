@@ -20,6 +20,11 @@ MARGIN = 1 - 1e-6  # clients stay so far below the clip that rounding does not l
 Message = TypeVar("Message")
 
 
+def with_parts(value: Message, **parts: Any) -> Message:
+    """A message or a state with some of its parts replaced."""
+    return type(value)(**(vars(value) | parts))
+
+
 def norms(parts: Sequence[Vector]) -> Vector:
     """The norm of all that each client sends, (runs, clients, 1), in float64; infinite where a number is not finite."""
     squares = sum(
@@ -44,9 +49,7 @@ def clipped(message: Message, clip: float | Vector) -> tuple[Message, Vector]:
     """(the message with a norm of at most `clip`, its norm before)."""
     parts = payload(message)
     norm = norms(list(parts.values()))
-    return dataclasses.replace(
-        message, **{n: scaled(v, norm, clip) for n, v in parts.items()}
-    ), norm  # type: ignore[type-var]
+    return with_parts(message, **{n: scaled(v, norm, clip) for n, v in parts.items()}), norm
 
 
 def leaked(method: AnyMethod, state: Any, rnd: Round) -> Any:
@@ -62,7 +65,7 @@ def leaked(method: AnyMethod, state: Any, rnd: Round) -> Any:
 def shrunk(method: AnyMethod, state: Any, factor: float | Vector) -> Any:
     """A state of server or clients with its controls times a factor."""
     held = {name: getattr(state, name) for name in method.controls}
-    return dataclasses.replace(
+    return with_parts(
         state, **{name: (value * factor).to(value.dtype) for name, value in held.items()}
     )
 
@@ -72,7 +75,7 @@ def after(method: AnyMethod, before: Any, new: Any, down: Any, up: Any, rnd: Rou
     memory = restorable(method)
     if memory is None:
         return new
-    begun = dataclasses.replace(before, **{name: getattr(new, name) for name in memory.private})
+    begun = with_parts(before, **{name: getattr(new, name) for name in memory.private})
     return memory.update_client_state(begun, down, up, rnd)
 
 

@@ -6,7 +6,6 @@ this. The last few columns it adds in another order; of these the rows are kept.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -14,25 +13,12 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.aggregator import Aggregator
 from fedspan.core.layout import Vector
-from fedspan.core.method import AnyMethod, needs_mean_only
 from fedspan.core.reply import ranges_of
 from fedspan.core.round import Round
 
-LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
 COLUMNS = 64  # torch adds so many columns at once
 LEVELS = 4  # of torch's partial sums
-
-
-def large(rnd: Round) -> bool:
-    """Whether the models of all clients of a round are too large to be held at once."""
-    return bool(rnd.ids.shape[1] * rnd.layout.size >= LARGE)
-
-
-def averages(method: AnyMethod, rnd: Round) -> bool:
-    """Whether the replies of a round are averaged as they arrive."""
-    return rnd.ids.shape[1] > 1 and large(rnd) and needs_mean_only(method)
 
 
 class Gathered:
@@ -55,44 +41,28 @@ class RunningMean:
 
     def __init__(self, rnd: Round) -> None:
         self.rnd = rnd
-        self.kind: Any = None  # the class of a reply
         self.sums: dict[str, _Sum] = {}
         self.places: list[int] = []  # whose replies were added
 
     def add(self, place: int, up: Any) -> None:
         """Takes in the reply of one place, whose vectors it may change."""
-        self.kind = type(up)
+        self.kind, self.names = type(up), list(vars(up))
         self.places.append(place)
-        for field in dataclasses.fields(up):
-            if (vector := getattr(up, field.name)) is not None:
-                own = self.sums.setdefault(field.name, _Sum(self.rnd.ids.shape[1]))
-                weights = None if field.name in ranges_of(self.kind) else self.rnd.weights
+        for name, vector in vars(up).items():
+            if vector is not None:
+                own = self.sums.setdefault(name, _Sum(self.rnd.ids.shape[1]))
+                weights = None if name in ranges_of(self.kind) else self.rnd.weights
                 own.add(vector if weights is None else vector.mul_(weights[:, place : place + 1]))
 
     def reply(self) -> Any:
         """A reply whose vectors are the means, (runs, 1, n)."""
-        rnd = (
-            self.rnd
-            if len(self.places) == self.rnd.ids.shape[1]
-            else self.rnd.subset(np.array(self.places))
-        )
-        count = float(len(self.places))
-        means = {
-            name: own.total().div_(
-                count if rnd.weights is None or name in ranges_of(self.kind) else rnd.share
-            )
-            for name, own in self.sums.items()
-        }
-        return self.kind(
-            **{field.name: means.get(field.name) for field in dataclasses.fields(self.kind)}
-        )
-
-
-def gathering(
-    method: AnyMethod, rnd: Round, aggregator: Aggregator | None
-) -> Gathered | RunningMean:
-    """What takes in the replies of a round; large ones are averaged as they arrive where nothing needs each of them."""
-    return RunningMean(rnd) if aggregator is None and averages(method, rnd) else Gathered()
+        complete = len(self.places) == self.rnd.ids.shape[1]
+        rnd = self.rnd if complete else self.rnd.subset(np.array(self.places))
+        means: dict[str, Vector | None] = dict.fromkeys(self.names)
+        for name, own in self.sums.items():
+            alike = rnd.weights is None or name in ranges_of(self.kind)
+            means[name] = own.total().div_(float(len(self.places)) if alike else rnd.share)
+        return self.kind(**means)
 
 
 class _Sum:
@@ -111,12 +81,10 @@ class _Sum:
             level += 1
 
     def _add(self, level: int, row: Vector) -> None:
-        if level == len(self.levels):
-            self.levels.append(
-                row.clone() if level else row
-            )  # the first row is the caller's to give away
-        else:
+        if level < len(self.levels):
             self.levels[level].add_(row)
+        else:  # the first row is the caller's to give away
+            self.levels.append(row.clone() if level else row)
 
     def total(self) -> Vector:
         """Σ of the rows."""
