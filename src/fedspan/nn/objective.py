@@ -49,7 +49,7 @@ from fedspan.nn.batches import (
 )
 from fedspan.nn.chain import ChainRun
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
-from fedspan.privacy.randomness import new_key, normal, rounded, uniform
+from fedspan.replies.noise import new_key, normal, rounded, uniform
 
 if TYPE_CHECKING:
     from fedspan.nn.problem import TorchProblem

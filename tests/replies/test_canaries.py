@@ -27,8 +27,9 @@ from fedspan.core.reply import payload
 from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
-from fedspan.privacy import clipping
-from fedspan.privacy.mechanism import Mechanism
+from fedspan.replies import clip as clipping
+from fedspan.replies.chain import Chain
+from fedspan.replies.noise import Mechanism
 
 DELTA, CANARY, KEY = 1e-3, 6, bytes(32)
 METHODS: dict[str, dict[str, Any]] = {
@@ -81,7 +82,8 @@ def models(
     missing = set() if there else {(t, CANARY) for t in range(rounds)}
     end = Scripted(Simulator(method, problem), missing)
     made = Mechanism.of(privacy, problem.clients, cohort, rounds, key)
-    loop = Loop(method, problem, end, problem.seeds, cohort, rounds=rounds, privacy=made)
+    chain = Chain(method, runs=len(problem.seeds), noise=made)
+    loop = Loop(method, problem, end, problem.seeds, cohort, rounds=rounds, chain=chain)
     return model(advance(loop, rounds))[:, 0].clone()
 
 

@@ -24,9 +24,9 @@ from test_secure_sum import session
 
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.privacy import Privacy
-from fedspan.privacy import secure_client
-from fedspan.privacy.secure_client import Member
-from fedspan.privacy.secure_identity import Identity
+from fedspan.replies.secure import client as secure_client
+from fedspan.replies.secure.client import Member
+from fedspan.replies.secure.identity import Identity
 
 SIGNED = Privacy(secure=True, secure_signed=True)
 

@@ -22,10 +22,10 @@ from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
 from fedspan.engine.loop import Loop
-from fedspan.engine.secure_simulator import SecureSimulator
 from fedspan.engine.simulator import Simulator
-from fedspan.privacy.mechanism import Mechanism
-from fedspan.privacy.secure_numbers import FixedPoint
+from fedspan.replies.chain import Chain
+from fedspan.replies.fixed_point import FixedPoint
+from fedspan.replies.noise import Mechanism
 
 SSF = {"name": "ssf", "projector": {"name": "coordinate", "rank": 4}, "correction": "always"}
 SECURE = {"secure": True, "secure_bits": 64}
@@ -36,15 +36,11 @@ def private(settings: dict[str, Any], rounds: int, secure: bool, per_round: int 
     method, problem = build(**SSF), small()
     terms = Privacy(clip=1.0, delta=1e-3, **settings, **(SECURE if secure else {}))
     engine = Engine(simulate="loop")
-    end = (
-        SecureSimulator(method, problem, terms, engine)
-        if secure
-        else Simulator(method, problem, engine)
-    )
-    mechanism = Mechanism.of(terms, 7, per_round, rounds, bytes(32))
-    return advance(
-        Loop(method, problem, end, problem.seeds, per_round, rounds=60, privacy=mechanism), rounds
-    )
+    noise = Mechanism.of(terms, 7, per_round, rounds, bytes(32))
+    chain = Chain(method, noise=noise, secure=terms if secure else None)
+    clients = Simulator(method, problem, engine)
+    loop = Loop(method, problem, clients, problem.seeds, per_round, rounds=60, chain=chain)
+    return advance(loop, rounds)
 
 
 @pytest.mark.parametrize(("noise", "leak", "per_round"), [(0.0, 0.0, 7), (1.0, 0.1, 5)])

@@ -11,8 +11,13 @@ import functools
 import math
 from typing import Any
 
+import numpy as np
+
+from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError
 from fedspan.core.extras import needs
+from fedspan.core.objective import Problem
+from fedspan.core.privacy import Privacy
 
 INTERVAL = 1e-3  # of the discretized privacy loss: ε is right to about this, and never too small
 COARSE = 0.3  # below this σ losses are large, and so is the interval
@@ -62,3 +67,44 @@ def without_count(noise: float, count_noise: float) -> float:
     noise.
     """
     return 1 / math.sqrt(noise**-2 - (2 * count_noise) ** -2)
+
+
+def check_delta(delta: float, count: int, of: str) -> None:
+    """Refuses a δ that would allow to publish the data of one of so many."""
+    if delta * count >= 1:
+        raise SpecError(
+            f"`delta` {delta!r} is not below 1/{count}: it would allow to publish the data of one of {count} {of}; "
+            f"give at most {0.1 / count:.1g}"
+        )
+
+
+class ExampleEpsilon(Callback):
+    """ε of single examples, whose gradients have noise (`nn.objective.PrivateGradient`), as the column `epsilon`.
+
+    It is that of the client whose examples are drawn most often, as if it took part in every round.
+
+    All that a client sends and keeps follows from its noised gradients, so any method can be used.
+    """
+
+    def __init__(self, settings: Privacy, problem: Problem) -> None:
+        rate = getattr(problem, "sampling_rate", None)
+        if rate is None:
+            raise SpecError(
+                "`privacy` of level 'example' needs a task with a torch model; use level 'client'"
+            )
+        if problem.buffers0 is not None:
+            raise SpecError(
+                "the model has buffers, such as running statistics of BatchNorm, which have no noise; with `privacy` "
+                "use GroupNorm or LayerNorm"
+            )
+        most = max(problem.examples(client) for client in range(problem.clients))
+        check_delta(settings.delta, most, "examples of a client")
+        self.settings, self.rate = settings, float(rate())
+
+    def measure(self, run: Any) -> dict[str, Any]:
+        """ε after the local steps of all rounds so far."""
+        return {"epsilon": np.full(len(run.seeds), self.epsilon(run.t * run.method.local_steps))}
+
+    def epsilon(self, steps: int) -> float:
+        """ε after so many local steps."""
+        return epsilon(self.settings.noise or 0.0, self.rate, steps, self.settings.delta)

@@ -20,8 +20,8 @@ from fedspan.core.round import Round
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
-from fedspan.privacy import accountant
 from fedspan.projectors import Coordinate
+from fedspan.replies import accountant
 
 
 def problem(noise: float, clip: float, examples: int = 12, batch: int = 12) -> TorchProblem:

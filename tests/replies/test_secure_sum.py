@@ -15,12 +15,13 @@ pytest.importorskip(
 )
 
 
+from local_clients import LocalClients
+
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.privacy import Privacy
-from fedspan.privacy.secure_client import PHASES
-from fedspan.privacy.secure_local import LocalClients
-from fedspan.privacy.secure_numbers import FixedPoint, Payload
-from fedspan.privacy.secure_sum import SecureSum, TooFewError
+from fedspan.replies.fixed_point import FixedPoint, Payload
+from fedspan.replies.secure.client import PHASES
+from fedspan.replies.secure.server import SecureSum, TooFewError, bytes_of_round
 
 
 def encoded(values: dict[int, np.ndarray], fixed: FixedPoint) -> dict[int, np.ndarray]:
@@ -125,6 +126,17 @@ def test_overflow_is_refused(bits: Any) -> None:
 def test_settings_are_checked(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         Privacy(**({"secure": True} | wrong))
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_bytes_of_a_round_are_those_that_the_simulator_counts(bits: Any, signed: bool) -> None:
+    privacy = Privacy(secure=True, secure_bits=bits, secure_signed=signed)
+    one, clients = session(vectors(5, 17, privacy, 0), privacy)
+    one.run()
+    down, up = bytes_of_round(5, 17, privacy)
+    assert set(clients.sent.values()) == {down}
+    assert set(clients.received.values()) == {up}
 
 
 def test_values_outside_the_range_are_clipped_and_counted() -> None:

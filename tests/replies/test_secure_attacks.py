@@ -18,11 +18,12 @@ from test_secure_sum import session
 
 from fedspan.core.errors import ProtocolError
 from fedspan.core.privacy import Privacy
-from fedspan.privacy import secure_client, secure_shares
-from fedspan.privacy.secure_client import Member
-from fedspan.privacy.secure_keys import new_key
-from fedspan.privacy.secure_numbers import FixedPoint
-from fedspan.privacy.secure_sum import TooFewError
+from fedspan.replies.fixed_point import FixedPoint
+from fedspan.replies.secure import client as secure_client
+from fedspan.replies.secure import shares as secure_shares
+from fedspan.replies.secure.client import Member
+from fedspan.replies.secure.keys import new_key
+from fedspan.replies.secure.server import TooFewError
 
 
 def at(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from fedspan.core.privacy import Privacy
 from fedspan.core.wire import Arrays
-from fedspan.privacy import secure_client
-from fedspan.privacy.secure_client import Member, Session
-from fedspan.privacy.secure_identity import Identity
-from fedspan.privacy.secure_masks import Numbers
+from fedspan.replies.fixed_point import Numbers
+from fedspan.replies.secure import client as secure_client
+from fedspan.replies.secure.client import Member, Session
+from fedspan.replies.secure.identity import Identity
 
 
 @dataclass

@@ -18,8 +18,8 @@ from conftest import RUN, build
 from fedspan.core.errors import CheckpointError
 from fedspan.core.privacy import Privacy
 from fedspan.engine.judging import main_metric
-from fedspan.privacy import accountant
-from fedspan.privacy.mechanism import Mechanism
+from fedspan.replies import accountant
+from fedspan.replies.noise import Mechanism
 
 pytest.importorskip(
     "dp_accounting", reason="dp-accounting is not installed; pip install 'fedspan[privacy]'"
@@ -135,7 +135,7 @@ def test_a_user_trains_with_a_promised_epsilon(tmp_path: Path) -> None:
     assert 7.9 < spent[-1] <= 8
     assert main_metric(["loss", "epsilon", "clip"]) == "loss"  # nothing is judged by what was spent
     told = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
-    assert b"privacy.key" not in told  # the checkpoint with the secret is gone
+    assert b"replies.key" not in told  # the checkpoint with the secret is gone
 
 
 @pytest.mark.parametrize(("count", "width", "warned"), [(4, 40, True), (60, 6, False)])
@@ -182,7 +182,7 @@ def test_the_secret_is_readable_by_its_owner_only(tmp_path: Path) -> None:
         keep_checkpoint=True,
         progress=False,
     )
-    holding = [path for path in (tmp_path / "run").iterdir() if b"privacy.key" in path.read_bytes()]
+    holding = [path for path in (tmp_path / "run").iterdir() if b"replies.key" in path.read_bytes()]
     assert [path.name for path in holding] == ["checkpoint.safetensors"]
     assert holding[0].stat().st_mode & 0o077 == 0
 

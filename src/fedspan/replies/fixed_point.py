@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
+from fedspan.core.bundle import Bundle
 from fedspan.core.errors import ProtocolError, SpecError
+from fedspan.core.layout import Vector
 from fedspan.core.privacy import Privacy
 from fedspan.core.reply import Ranges
-from fedspan.privacy.secure_masks import Numbers
 
+CHANGE = "buffers"  # the name of the change of the buffers among the arrays of a reply
 Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.unsignedinteger[Any]]  # modulo 2^32 or 2^64
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,60 @@ class Payload:
         return arrays
 
 
-def clipped_values(t: int, count: int, privacy: Privacy) -> str:
+class FixedPointMean(NamedTuple):
+    """The replies of a cohort as a secure sum counts them."""
+
+    counted: Any  # each of them, rounded
+    mean: Any
+    change: Vector | None  # the mean change of the buffers
+    clipped: int  # values of all replies
+    length: int  # whole numbers of a reply
+
+
+def fixed_point_mean(
+    privacy: Privacy,
+    up: Bundle,
+    statistics: Mapping[str, Ranges],
+    change: Vector | None,
+    examples: npt.NDArray[np.int64],
+) -> FixedPointMean:
+    """The mean of replies, (runs, S, n), by (runs, S) numbers of examples: what secure aggregation comes to."""
+    arrays, (runs, cohort) = (
+        wire.pack(up) | ({} if change is None else {CHANGE: change}),
+        examples.shape,
+    )
+    arrays = {name: array.expand(runs, cohort, -1) for name, array in arrays.items()}
+    one = {name: array[:1, :1] for name, array in arrays.items()}
+    payload = Payload.of(FixedPoint.of(privacy), one, statistics)
+    counted = {name: torch.empty_like(array) for name, array in arrays.items()}
+    means, clipped = [], 0
+    for run in range(runs):
+        factors = shares_of(dict(enumerate(examples[run].tolist())))
+        total = np.zeros(payload.length, payload.fixed.dtype)
+        for place in range(cohort):
+            own = {name: array[run, place][None, None] for name, array in arrays.items()}
+            numbers, read = payload.encode(own, factors[place])
+            total += numbers
+            for name, array in read.items():
+                counted[name][run, place] = array[0, 0]
+        mean, count = payload.decode(total, float(np.sum([*factors.values()])), cohort)
+        means.append(mean)
+        clipped += count
+    counted.pop(CHANGE, None)
+    joined = {name: torch.cat([mean[name] for mean in means]) for name in arrays}
+    changed = joined.pop(CHANGE, None)
+    return FixedPointMean(
+        wire.unpack(counted), wire.unpack(joined), changed, clipped, payload.length
+    )
+
+
+def shares_of(examples: Mapping[int, int]) -> dict[int, float]:
+    """How much each client of a sum counts, by numbers of examples; 1 on average."""
+    total = sum(examples.values())
+    return {client: count * len(examples) / total for client, count in examples.items()}
+
+
+def clipped_values(count: int, privacy: Privacy) -> str:
     """The event of a round in which numbers were clipped."""
     more = ", or set `privacy.secure_bits` to 64" if privacy.secure_bits == 32 else ""
-    return f"round {t}: {count:,} numbers were clipped to ±{privacy.fixed_range:g}; raise `privacy.secure_range`{more}"
+    return f"{count:,} numbers were clipped to ±{privacy.fixed_range:g}; raise `privacy.secure_range`{more}"

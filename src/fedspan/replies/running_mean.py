@@ -13,26 +13,13 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.aggregator import Aggregator
 from fedspan.core.bundle import Bundle
 from fedspan.core.layout import Vector
-from fedspan.core.method import Method, is_plain_sum
 from fedspan.core.reply import STATISTIC
 from fedspan.core.round import Round
 
-LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
 COLUMNS = 64  # torch adds so many columns at once
 LEVELS = 4  # of torch's partial sums
-
-
-def large(rnd: Round) -> bool:
-    """Whether the models of all clients of a round are too large to be held at once."""
-    return bool(rnd.ids.shape[1] * rnd.layout.size >= LARGE)
-
-
-def averages(method: Method, rnd: Round) -> bool:
-    """Whether the replies of a round are averaged as they arrive."""
-    return rnd.ids.shape[1] > 1 and large(rnd) and is_plain_sum(method)
 
 
 class Gathered:
@@ -68,24 +55,13 @@ class RunningMean:
 
     def reply(self) -> Any:
         """A reply whose vectors are the means, (runs, 1, n)."""
-        rnd = (
-            self.rnd
-            if len(self.places) == self.rnd.ids.shape[1]
-            else self.rnd.subset(np.array(self.places))
-        )
-        count = float(len(self.places))
-        means = {
-            name: own.total().div_(
-                count if rnd.weights is None or name.startswith(STATISTIC) else rnd.share
-            )
-            for name, own in self.sums.items()
-        }
+        complete = len(self.places) == self.rnd.ids.shape[1]
+        rnd = self.rnd if complete else self.rnd.subset(np.array(self.places))
+        means = {}
+        for name, own in self.sums.items():
+            alike = rnd.weights is None or name.startswith(STATISTIC)
+            means[name] = own.total().div_(float(len(self.places)) if alike else rnd.share)
         return Bundle(**means)
-
-
-def gathering(method: Method, rnd: Round, aggregator: Aggregator | None) -> Gathered | RunningMean:
-    """What takes in the replies of a round; large ones are averaged as they arrive where nothing needs each of them."""
-    return RunningMean(rnd) if aggregator is None and averages(method, rnd) else Gathered()
 
 
 class _Sum:
@@ -104,12 +80,10 @@ class _Sum:
             level += 1
 
     def _add(self, level: int, row: Vector) -> None:
-        if level == len(self.levels):
-            self.levels.append(
-                row.clone() if level else row
-            )  # the first row is the caller's to give away
-        else:
+        if level < len(self.levels):
             self.levels[level].add_(row)
+        else:  # the first row is the caller's to give away
+            self.levels.append(row.clone() if level else row)
 
     def total(self) -> Vector:
         """Σ of the rows."""

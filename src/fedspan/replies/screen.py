@@ -20,7 +20,6 @@ from fedspan.core.encoded import Encoded
 from fedspan.core.errors import CheckpointError
 from fedspan.core.layout import Vector
 from fedspan.core.reply import Ranges, outside, payload
-from fedspan.core.round import Round
 from fedspan.core.wire import check_forms
 
 PIECE = 1 << 20  # numbers of a reply that are squared at once
@@ -46,6 +45,7 @@ class Screen:
     ) -> None:
         self.statistics = statistics or {}
         self.factor = factor  # None: nothing is left out
+        self._sizes: list[Norms] = []  # of a round's replies that are judged one by one
         self.usual = [[0.0] * runs for _ in KINDS]  # the largest median norm of a round so far
 
     def outliers(self, up: Any, buffers: Vector | None = None) -> list[Outlier]:
@@ -55,6 +55,21 @@ class Screen:
             found += self.judge(norms(payload(up).values()))
             found += [] if buffers is None else self.judge(norms([buffers]), 1)
         return found
+
+    def one_of(self, up: Any) -> list[Outlier]:
+        """The same of one of a round's replies, compared with earlier rounds: those of this one are not all there."""
+        found = impossible(up, self.statistics)
+        if self.factor is not None:
+            self._sizes.append(norms(payload(up).values()))
+            found += self.judge(self._sizes[-1], count=False)
+        return found
+
+    def all_came(self) -> None:
+        """The replies since the last call were all of a round: they count in what is usual."""
+        if self._sizes:
+            sizes = zip(*self._sizes, strict=True)
+            self.judge([[size for (size,) in of_run] for of_run in sizes])
+        self._sizes = []
 
     def judge(self, sizes: Norms, kind: int = 0, count: bool = True) -> list[Outlier]:
         """The same for norms; without `count` they do not change what is usual."""
@@ -96,15 +111,6 @@ def impossible(up: Bundle, statistics: Mapping[str, Ranges]) -> list[Outlier]:
     return [
         Outlier(run, place, f"reply left out: {OUTSIDE}") for run, place in wrong.nonzero().tolist()
     ]
-
-
-def in_words(rnd: Round, outliers: Iterable[Outlier]) -> tuple[str, ...]:
-    """Events. Seeds that are computed together leave out the same places."""
-    seeds = [f" of seed {seed}" if len(rnd.seeds) > 1 else "" for seed in rnd.seeds]
-    return tuple(
-        f"round {rnd.t}: client {rnd.ids[run, place]}{seeds[run]}: {why}"
-        for run, place, why in outliers
-    )
 
 
 def _why(size: float, usual: float, what: str) -> str:

@@ -9,19 +9,28 @@ A round without a client releases noise alone. x, c and all that follows are com
 The noise of the release is in c, but in no c_i: their difference is a random walk. It cannot be had for nothing. If
 clients added noise to their own ã_i and c_i, c = mean_i c_i would hold, but their next a_i = P ḡ_i − P c_i would
 subtract the noise of the round before, and the sum of two releases would have the noise of one: the audit refutes the
-ε of such a run (tests/privacy). So c_i never holds noise. With `leak` λ the server's c and every c_i shrink by 1 − λ in
+ε of such a run (tests/replies). So c_i never holds noise. With `leak` λ the server's c and every c_i shrink by 1 − λ in
 each round. A client shrinks its c_i when it next takes part, once for every round since, so that c − mean_i c_i is
 1 − λ times the one before plus the new noise, for any cohort; its variance stays below 1/(2λ) times that of one round.
 
 With `quantile` γ clients say whether their norm was within the clip, as ±1/2. The count gets noise as well, and C is
 multiplied by exp(−0.2 (share within − γ)) (Andrew et al. 2021).
+
+Coins and noise follow from a key that never leaves the server, and from the number of the round, so that a resumed run
+continues to the same bits. The key is 32 bytes of the operating system's generator; the stream is ChaCha20.
+
+Gaussian numbers in floating point are not ideal: which values can occur depends on the sum they are added to, and this
+has been used to break published noise (Mironov 2012; Jin et al. 2022). Two precautions: each number is half the sum of
+four independent ones (Holohan and Braghin 2021), and what is released is rounded to a grid of 2^-20 of the noise, far
+coarser than the spacing of float64. This is no proof for floating point.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import math
-from dataclasses import dataclass, field
+import secrets
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,13 +38,47 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core.errors import CheckpointError, SpecError
+from fedspan.core.extras import needs
 from fedspan.core.layout import Vector
 from fedspan.core.privacy import Privacy
 from fedspan.core.reply import payload
 from fedspan.core.round import Round, Terms
 from fedspan.core.wire import check_forms
-from fedspan.privacy import accountant
-from fedspan.privacy.randomness import new_key, normal, rounded, uniform
+from fedspan.replies import accountant
+
+KEY_BYTES = 32
+SUMMED = 4  # Gaussian numbers per number of noise
+GRID = 2.0**-20  # of the standard deviation
+
+
+def new_key() -> bytes:
+    """A secret key."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def uniform(key: bytes, purpose: str, t: int, n: int) -> npt.NDArray[np.float64]:
+    """n numbers in (0, 1), of 53 random bits each."""
+    needs("privacy", "cryptography")
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    own = hashlib.blake2b(
+        t.to_bytes(8, "little"), digest_size=KEY_BYTES, key=key, person=purpose.encode()
+    ).digest()
+    stream = Cipher(algorithms.ChaCha20(own, bytes(16)), mode=None).encryptor().update(bytes(8 * n))
+    return ((np.frombuffer(stream, np.uint64) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def normal(key: bytes, purpose: str, t: int, n: int) -> torch.Tensor:
+    """n standard normal numbers in float64."""
+    u = torch.from_numpy(uniform(key, purpose, t, SUMMED * n)).reshape(SUMMED, n)
+    return (2.0 * u - 1.0).erfinv_().sum(0).mul_(math.sqrt(2.0 / SUMMED))
+
+
+def rounded(values: torch.Tensor, scale: float) -> torch.Tensor:
+    """Values on a grid of GRID times the power of two below the noise's standard deviation."""
+    step = 2.0 ** math.floor(math.log2(scale)) * GRID
+    return (values / step).round_().mul_(step)
+
 
 STEP = 0.2  # of the adapted clip
 COUNT_NOISE = 20.0  # qN divided by this is the noise of the count of clients within the clip
@@ -63,7 +106,7 @@ class Mechanism:
         """The mechanism of a run; `key` is for tests only."""
         q = clients_per_round / clients
         assert settings.clip is not None
-        check_delta(settings.delta, clients, "clients")
+        accountant.check_delta(settings.delta, clients, "clients")
         made = Mechanism(settings, clients, q, 0.0, key or new_key(), settings.clip)
         noise = settings.noise
         if settings.epsilon is not None:
@@ -92,6 +135,17 @@ class Mechanism:
         if self.settings.quantile is None or not self.noise:
             return self.noise
         return accountant.without_count(self.noise, self.count_noise)
+
+    @property
+    def per_number(self) -> float:
+        """Standard deviation of the noise of each number of the mean, in units of the clip."""
+        return self.vector_noise / self.expected
+
+    def signal_to_noise(self, numbers: int, rounds: int = 1) -> float:
+        """Norm of the mean over norm of the noise, if all clients sent the same vector of norm C in all rounds."""
+        if not self.vector_noise:
+            return math.inf
+        return math.sqrt(rounds) / (self.per_number * math.sqrt(numbers))
 
     def terms(self) -> Terms:
         """What clients are told of a round in which the clip is not adapted."""
@@ -126,7 +180,7 @@ class Mechanism:
             released[name] = (total / self.expected).to(part.dtype)
         if self.settings.quantile is not None:
             self._adapt(within, rnd)
-        return up.replace(**released), dataclasses.replace(rnd, q=self.q)
+        return up.replace(**released), replace(rnd, q=self.q)
 
     def _adapt(self, within: Vector | None, rnd: Round) -> None:
         """Moves the clip towards the quantile, by the noised share of clients whose norm was within it."""
@@ -162,15 +216,6 @@ class Mechanism:
                 "the checkpoint is damaged: its noise or clip is not that of its settings"
             )
         self.key, self.clip, self.noise = arrays["key"].numpy().tobytes(), clip, noise
-
-
-def check_delta(delta: float, count: int, of: str) -> None:
-    """Refuses a δ that would allow to publish the data of one of so many."""
-    if delta * count >= 1:
-        raise SpecError(
-            f"`delta` {delta!r} is not below 1/{count}: it would allow to publish the data of one of {count} {of}; "
-            f"give at most {0.1 / count:.1g}"
-        )
 
 
 def _sum(part: Vector, count: int) -> Vector:

@@ -19,9 +19,17 @@ pytest.importorskip(
 from test_secure_attacks import at
 
 from fedspan.core import wire
-from fedspan.privacy import secure_client, secure_shares
-from fedspan.privacy.secure_keys import agreed_key, new_key, public_key, seal, unseal
-from fedspan.privacy.secure_masks import CHUNK, add_mask
+from fedspan.replies.secure import client as secure_client
+from fedspan.replies.secure import shares as secure_shares
+from fedspan.replies.secure.keys import (
+    CHUNK,
+    add_mask,
+    agreed_key,
+    new_key,
+    public_key,
+    seal,
+    unseal,
+)
 
 
 @settings(max_examples=30, deadline=None)

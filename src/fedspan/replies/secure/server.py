@@ -18,20 +18,26 @@ import torch
 from fedspan.core.errors import ProtocolError
 from fedspan.core.privacy import Privacy
 from fedspan.core.wire import Arrays
-from fedspan.privacy.secure_client import (
+from fedspan.replies.fixed_point import FixedPoint, Numbers, shares_of
+from fedspan.replies.secure.client import (
     NAMED,
     SEALED,
     count_in,
-    factors,
     roster_hash,
     to_bytes,
     to_tensor,
     width,
 )
-from fedspan.privacy.secure_keys import KEY, SESSION, agreed_key, commitment, new_key, public_key
-from fedspan.privacy.secure_masks import Numbers, add_mask
-from fedspan.privacy.secure_numbers import FixedPoint
-from fedspan.privacy.secure_shares import SHARE, recover
+from fedspan.replies.secure.keys import (
+    KEY,
+    SESSION,
+    add_mask,
+    agreed_key,
+    commitment,
+    new_key,
+    public_key,
+)
+from fedspan.replies.secure.shares import SHARE, recover
 
 Ask = Callable[[str, dict[int, Arrays], Arrays], dict[int, Arrays]]
 """(question, message to each client, an answer as it must look) → the answers that arrived."""
@@ -39,6 +45,28 @@ Ask = Callable[[str, dict[int, Arrays], Arrays], dict[int, Arrays]]
 
 class TooFewError(ProtocolError):
     """Fewer clients than the threshold are left, or they cannot remove the masks: the round changes nothing."""
+
+
+def check_enough(phase: str, count: int, clients: int, threshold: int) -> None:
+    """Raises where fewer clients than the threshold have answered a question."""
+    if count < threshold:
+        raise TooFewError(
+            f"{count} of {clients} clients answered {phase!r}, fewer than the threshold of {threshold}"
+        )
+
+
+def bytes_of_round(clients: int, length: int, privacy: Privacy) -> tuple[int, int]:
+    """(bytes to, bytes from) each of the clients of a round of which none drops out; none: the first question alone."""
+    if not clients:
+        return SESSION, width(privacy)
+    number = 8  # of a client, or of the threshold
+    to = SESSION
+    to += SESSION + clients * (number + width(privacy)) + number
+    to += SESSION + clients * (number + SEALED)
+    to += SESSION + clients * number
+    return to, width(
+        privacy
+    ) + clients * SEALED + length * privacy.secure_bits // 8 + clients * SHARE
 
 
 @dataclass
@@ -74,7 +102,7 @@ class SecureSum:
         """
         keys = self._keys()
         order = sorted(keys)
-        self.factors = factors({client: count_in(keys[client]) for client in order})
+        self.factors = shares_of({client: count_in(keys[client]) for client in order})
         roster = {
             "clients": torch.tensor(order),
             "keys": torch.stack([keys[client] for client in order]),
@@ -128,15 +156,8 @@ class SecureSum:
                 answers[client] = answer
             else:
                 self.events.append((client, f"the answer to {phase!r} is not what was asked for"))
-        self._enough(phase, len(answers))
+        check_enough(phase, len(answers), len(self.clients), self.threshold)
         return answers
-
-    def _enough(self, phase: str, count: int) -> None:
-        if count < self.threshold:
-            raise TooFewError(
-                f"{count} of {len(self.clients)} clients answered {phase!r}, fewer than the threshold of "
-                f"{self.threshold}"
-            )
 
     def _keys(self) -> dict[int, torch.Tensor]:
         """The public keys of each client, and its commitment."""
@@ -163,7 +184,7 @@ class SecureSum:
                 (client, f"it would count by {count} examples, which is not what the server knows")
             )
             del found[client]
-        self._enough("keys", len(found))
+        check_enough("keys", len(found), len(self.clients), self.threshold)
         return found
 
     def _wrong_counts(self, keys: dict[int, torch.Tensor]) -> dict[int, int]:

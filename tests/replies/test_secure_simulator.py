@@ -17,16 +17,15 @@ pytest.importorskip(
 )
 
 import fedspan
-from conftest import RUN, Scripted, advance, build, close, model, small, start
+from conftest import RUN, advance, build, close, model, small, start
 from fedspan.api.fit import spec_of
 from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
-from fedspan.engine.cohorts import cohort_of
 from fedspan.engine.loop import Loop
-from fedspan.engine.secure_simulator import SecureSimulator
 from fedspan.engine.simulator import Simulator
 from fedspan.methods.fedavg import FedAvg
+from fedspan.replies.chain import Chain
 
 COORDINATES = {"projector": {"name": "coordinate", "rank": 4}}
 FINE = Privacy(secure=True, secure_bits=64)
@@ -45,12 +44,9 @@ SUMMED: list[tuple[str, dict[str, Any]]] = [
 
 
 def secure(method: Any, problem: Any, privacy: Privacy = FINE, **engine: Any) -> Loop:
-    return start(
-        method,
-        problem,
-        4,
-        SecureSimulator(method, problem, privacy, Engine(**({"simulate": "loop"} | engine))),
-    )
+    clients = Simulator(method, problem, Engine(**({"simulate": "loop"} | engine)))
+    chain = Chain(method, runs=len(problem.seeds), secure=privacy)
+    return start(method, problem, 4, clients, chain=chain)
 
 
 @pytest.mark.parametrize(("name", "settings"), SUMMED)
@@ -75,49 +71,6 @@ def test_several_seeds_and_every_way_of_simulating(simulate: str) -> None:
         advance(loop, 6)
     close(model(loop), model(advance(start(method, problem, 4), 6)), 1e-7)
     close(loop.transport.clients().c.mean(1), loop.server.c[:, 0], 1e-12)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("phase", ["keys", "shares", "train", "unmask"])
-def test_a_client_that_drops_out_costs_its_reply_and_nothing_else(phase: str) -> None:
-    """A client that is gone before the sum keeps its state; gone after it sent its numbers, it counts."""
-    method, problem = build("ssf", **COORDINATES), small()
-    loop = secure(method, problem)
-    loop.transport.gone = lambda t, asked: {1} if (t, asked) == (3, phase) else ()  # type: ignore[attr-defined]
-    missing = {(3, int(loop_ids(loop, 3)[1]))} if phase != "unmask" else set()
-    advance(loop, 8)
-    plain = advance(start(method, problem, 4, scripted(method, problem, missing)), 8)
-    close(model(loop), model(plain), 1e-7)
-    close(loop.transport.clients().c[0].mean(0), loop.server.c[0, 0], 1e-12)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("phase", ["keys", "shares", "train", "unmask"])
-def test_a_round_below_the_threshold_changes_nothing(phase: str) -> None:
-    method, problem = build("ssf", **COORDINATES), small()
-    loop = secure(method, problem)
-    loop.transport.gone = lambda t, asked: {0, 2} if (t, asked) == (3, phase) else ()  # type: ignore[attr-defined]
-    advance(loop, 3)
-    before, states = model(loop).clone(), loop.transport.clients().c.clone()  # type: ignore[attr-defined]
-    advance(loop, 1)
-    assert loop.events == [
-        f"round 3: 2 of 4 clients answered {phase!r}, fewer than the threshold of 3; nothing counted"
-    ]
-    assert torch.equal(model(loop), before)
-    assert torch.equal(loop.transport.clients().c, states)  # type: ignore[attr-defined]
-    advance(loop, 4)
-    missing = {(3, int(client)) for client in loop_ids(loop, 3)}
-    close(
-        model(loop),
-        model(advance(start(method, problem, 4, scripted(method, problem, missing)), 8)),
-        1e-7,
-    )
-
-
-def loop_ids(loop: Loop, t: int) -> Any:
-    return cohort_of(loop.seeds, loop.problem.clients, 4, t)[0]
-
-
-def scripted(method: Any, problem: Any, missing: set[tuple[int, int]]) -> Any:
-    return Scripted(Simulator(method, problem), missing)
 
 
 def test_the_sum_is_exact_and_the_states_follow_from_what_was_sent() -> None:
@@ -159,10 +112,10 @@ def test_the_bytes_are_those_of_the_protocol() -> None:
 @pytest.mark.parametrize(
     ("method", "more", "words"),
     [
-        ({"name": "ef"}, {}, "ef needs each reply"),
-        ({"name": "compressed"}, {}, "compressed needs each reply"),
-        ({"name": "doublesqueeze"}, {}, "doublesqueeze needs each reply"),
-        ({"name": "powersgd"}, {}, "powersgd needs each reply"),
+        ({"name": "ef"}, {}, "ef with these settings needs each reply"),
+        ({"name": "compressed"}, {}, "compressed with these settings needs each reply"),
+        ({"name": "doublesqueeze"}, {}, "doublesqueeze with these settings needs each reply"),
+        ({"name": "powersgd"}, {}, "powersgd with these settings needs each reply"),
         (
             {"name": "scallion", "compressor": {"name": "randk", "k": 0.3}},
             {},

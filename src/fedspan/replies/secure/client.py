@@ -20,7 +20,6 @@ different numbers, keys, clients or rounds to two clients gets a sum from which 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,12 +28,14 @@ import torch
 from fedspan.core.errors import ProtocolError
 from fedspan.core.privacy import LEAST, Privacy
 from fedspan.core.wire import Arrays
-from fedspan.privacy.secure_identity import SIGNATURE, Identity
-from fedspan.privacy.secure_keys import (
+from fedspan.replies.fixed_point import FixedPoint, Numbers, shares_of
+from fedspan.replies.secure.identity import SIGNATURE, Identity
+from fedspan.replies.secure.keys import (
     KEY,
     NONCE,
     SESSION,
     TAG,
+    add_mask,
     agreed_key,
     commitment,
     new_key,
@@ -42,9 +43,7 @@ from fedspan.privacy.secure_keys import (
     seal,
     unseal,
 )
-from fedspan.privacy.secure_masks import Numbers, add_mask
-from fedspan.privacy.secure_numbers import FixedPoint
-from fedspan.privacy.secure_shares import SHARE, split
+from fedspan.replies.secure.shares import SHARE, split
 
 PHASES = ("keys", "shares", "train", "unmask")
 ARRAYS = {
@@ -131,9 +130,8 @@ class Session:
 
     def factor(self) -> float:
         """How much this client counts in the sum; 1 on average over the roster."""
-        return factors(dict(zip(self.clients.tolist(), map(count_in, self.keys), strict=True)))[
-            self.client
-        ]
+        counts = map(count_in, self.keys)
+        return shares_of(dict(zip(self.clients.tolist(), counts, strict=True)))[self.client]
 
     def opened_shares(self) -> list[bytes]:
         """The two shares that each client sent to this one."""
@@ -152,12 +150,6 @@ def width(privacy: Privacy) -> int:
 def count_in(row: torch.Tensor) -> int:
     """The number of examples in what a client has announced."""
     return int.from_bytes(to_bytes(row[3 * KEY : ANNOUNCED]), "little")
-
-
-def factors(counts: Mapping[int, int]) -> dict[int, float]:
-    """How much each client of a roster counts, by numbers of examples; 1 on average."""
-    total = sum(counts.values())
-    return {client: count * len(counts) / total for client, count in counts.items()}
 
 
 def roster_hash(
