@@ -20,7 +20,6 @@ from fedspan.core import building, wire
 from fedspan.core.callback import Callback
 from fedspan.core.errors import (
     CheckpointError,
-    ResumableError,
     SpecError,
     at_least,
     at_most,
@@ -32,7 +31,6 @@ from fedspan.core.files import remove
 from fedspan.core.method import AnyMethod
 from fedspan.core.objective import Problem
 from fedspan.core.reply import payload
-from fedspan.core.sealed import write_table
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
@@ -51,9 +49,6 @@ from fedspan.privacy.forecast import Forecast
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_checks import check_secure
 
-COSTS = (
-    "costs.json"  # of a run directory: what a client keeps, what is projected, the test examples
-)
 DROWNED = 2.0  # signal to noise over a run below which it hardly learns; 2.2 is that of MNIST by 539 writers at ε = 8
 MEANINGLESS = 10  # ε: the odds of a client or an example may change by a factor of over 22,000
 
@@ -244,7 +239,8 @@ def _run(
 ) -> Result:
     problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    costs = None if out is None else _costs(method, problem)
+    if out is not None:
+        keeping = dataclasses.replace(keeping, costs=_costs(method, problem))
     with _transport(spec, method, problem, clients_per_round, resume=keeping.resume) as clients:
         if spec.eval_clients_every is not None:
             if not isinstance(problem, TorchProblem):
@@ -286,12 +282,7 @@ def _run(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
                 "no client holds", stacklevel=4,
             )  # fmt: skip
-        try:
-            result = execute(loop, spec, keeping)
-        finally:
-            if costs is not None and out is not None and loop.t:
-                with suppress(OSError, ResumableError):  # a full disk, of which the run says more
-                    write_table(out / COSTS, costs)
+        result = execute(loop, spec, keeping)
     del loop, clients  # which hold the vectors of the server and of the clients
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])
