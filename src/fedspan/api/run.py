@@ -20,7 +20,6 @@ from fedspan.core import building, refusals, wire
 from fedspan.core.callback import Callback
 from fedspan.core.errors import (
     CheckpointError,
-    ResumableError,
     SpecError,
     at_least,
     at_most,
@@ -32,7 +31,6 @@ from fedspan.core.files import remove
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.reply import payload
-from fedspan.core.sealed import write_table
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
@@ -49,9 +47,6 @@ from fedspan.replies.accountant import ExampleEpsilon
 from fedspan.replies.chain import Chain
 from fedspan.replies.noise import Mechanism
 
-COSTS = (
-    "costs.json"  # of a run directory: what a client keeps, what is projected, the test examples
-)
 DROWNED = 2.0  # signal to noise over a run below which it hardly learns; 2.2 is that of MNIST by 539 writers at ε = 8
 MEANINGLESS = 10  # ε: the odds of a client or an example may change by a factor of over 22,000
 
@@ -242,7 +237,8 @@ def _run(
     if problem is None or problem.seeds != of_runs:
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    costs = None if out is None else _costs(method, problem)
+    if out is not None:
+        keeping = dataclasses.replace(keeping, costs=_costs(method, problem))
     refusals.check(refusals.Run(dataclasses.replace(spec, method=method), callbacks, problem))
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
     with Simulator(method, problem, spec.engine, resume=keeping.resume) as clients:
@@ -281,12 +277,7 @@ def _run(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
                 "no client holds", stacklevel=4,
             )  # fmt: skip
-        try:
-            result = execute(loop, spec, keeping)
-        finally:
-            if costs is not None and out is not None and loop.t:
-                with suppress(OSError, ResumableError):  # a full disk, of which the run says more
-                    write_table(out / COSTS, costs)
+        result = execute(loop, spec, keeping)
     del loop, clients  # which hold the vectors of the server and of the clients
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])
