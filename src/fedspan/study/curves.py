@@ -354,9 +354,11 @@ def _different(tables: Sequence[Table]) -> list[str]:
 
 
 def setting(key: str, value: Any) -> str:
-    """method.space.rank = 20 → rank 20; a name stands for itself."""
+    """method.space.rank = 20 → rank 20, method.server.lr = 1.0 → server lr 1; a name stands for itself."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     last = key.rpartition(".")[2]
+    if key.endswith("server.lr"):  # beside that of the local steps
+        last = "server lr"
     return text if last == "name" else f"{last} {text}"
 
 
