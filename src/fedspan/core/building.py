@@ -110,7 +110,9 @@ def _choice_fields(cls: type) -> list[tuple[str, str, bool]]:
     """(field, kind, whether it may be None) of the settings that hold a choice."""
     hints = _hints(cls)
     typed = [(f.name, _options(hints[f.name])) for f in settings(cls) if hints]
-    found = [(name, kind_of(one), type(None) in options) for name, options in typed for one in options]
+    found = [
+        (name, kind_of(one), type(None) in options) for name, options in typed for one in options
+    ]
     return [(name, kind, optional) for name, kind, optional in found if kind is not None]
 
 

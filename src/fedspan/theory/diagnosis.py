@@ -187,7 +187,9 @@ def uncovered(
     found = {}
     for name, (covered, why) in COVERED.items():
         for value in (_at(owner, name, covered) for owner in owners):
-            if value != covered and not (registry.is_registered(value) and type(value) is type(covered)):
+            if value != covered and not (
+                registry.is_registered(value) and type(value) is type(covered)
+            ):
                 found[f"`{name}`"] = (_named(value), _named(covered), why)
     if sampled and _at(method, "drift.rule", "exact") == "paper":
         why = "with sampled clients it breaks c = mean c_i, which every lemma uses"
