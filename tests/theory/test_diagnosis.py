@@ -187,7 +187,7 @@ def test_sampled_clients_have_conditions_of_their_own() -> None:
         .warnings[0]
         .startswith("`drift.rule` 'paper': with sampled clients it breaks c = mea")
     )
-    with pytest.raises(SpecError, match="does not cover `drift.rule` 'paper'"):
+    with pytest.raises(SpecError, match=r"does not cover `drift\.rule` 'paper'"):
         fedspan.run(with_values(literal, {"method.lr": "auto"}), progress=False)
 
 
