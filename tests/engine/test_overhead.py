@@ -76,7 +76,7 @@ def test_a_round_of_the_toy_stays_cheap(name: str, operations: int, python_calls
     own: dict[str, Any] = {}
     if name.startswith("ssf"):
         own = {
-            "projector": Gaussian(rank=20),
+            "space": Gaussian(rank=20),
             "correction": "always" if name == "ssf" else "tested",
         }
     for clients in (20, 500):  # the same whatever their number

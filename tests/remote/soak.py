@@ -38,7 +38,7 @@ from fedspan.remote.flower.records import RunConfig
 
 METHOD = {
     "name": "ssf",
-    "projector": {"name": "coordinate", "rank": 4},
+    "space": {"name": "coordinate", "rank": 4},
     "lr": 0.02,
     "local_steps": 2,
 }
