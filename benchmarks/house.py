@@ -45,7 +45,13 @@ def weigh(root: Path = walk.ROOT) -> dict[str, float]:
                 tokens += 1
                 used.update(range(token.start[0], token.end[0] + 1))
         files, code = files + 1, code + len(used)
-    return {"files": files, "code lines": code, "tokens": tokens, "tokens per line": tokens / code, "classes": classes}
+    return {
+        "files": files,
+        "code lines": code,
+        "tokens": tokens,
+        "tokens per line": tokens / code,
+        "classes": classes,
+    }
 
 
 def refused() -> int:
@@ -53,7 +59,10 @@ def refused() -> int:
     source = Path(refusals.__file__).read_text("utf-8")
     functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)]
     raised = sum(
-        isinstance(inner, ast.Raise) for one in functions if one.name != "check" for inner in ast.walk(one)
+        isinstance(inner, ast.Raise)
+        for one in functions
+        if one.name != "check"
+        for inner in ast.walk(one)
     )
     return len(refusals.REFUSALS) + raised
 
@@ -76,10 +85,16 @@ def before_first_run() -> int:
             seen.add(str(path.relative_to(walk.ROOT)))
 
     method = {"name": "ssf", "lr": 0.01, "local_steps": 5, "rank": 20}
-    spec = {"rounds": 2, "clients_per_round": 10, "batch_size": 20, "method": method, "task": {"name": "regression"}}
+    spec = {
+        "rounds": 2,
+        "clients_per_round": 10,
+        "batch_size": 20,
+        "method": method,
+        "task": {"name": "regression"},
+    }
     sys.setprofile(note)
     try:
-        fedspan.compare(["ssf", "scaffold"], spec=spec, progress=False)
+        fedspan.compare(["ssf", "scaffold"], spec, seeds=1, progress=False)
     except _Began:
         pass
     finally:

@@ -55,7 +55,12 @@ CASES: list[dict[str, Any]] = [
     {"name": "ssf", "projector": GAUSSIAN, "compressor": {"name": "sign"}, "beta": 0.3},
     {"name": "ssf", "projector": GAUSSIAN, "momentum": 0.5, "extrapolate": True},
     {"name": "ssf", "projector": GAUSSIAN, "optimizer": ADAMW, "moments": "project", "refresh": 2},
-    {"name": "ssf", "projector": GAUSSIAN, "preconditioner": "rows", "compressor": BITS | {"bucket": 3}},
+    {
+        "name": "ssf",
+        "projector": GAUSSIAN,
+        "preconditioner": "rows",
+        "compressor": BITS | {"bucket": 3},
+    },
     {"name": "fedsub", "projector": GAUSSIAN, "refresh": 5},
     {"name": "fedsub", "projector": GAUSSIAN, "variant": "stale", "refresh": 2, "momentum": 0.5},
     {"name": "compressed", "compressor": RANDK, "server_lr": 0.5},
@@ -69,7 +74,8 @@ CASES: list[dict[str, Any]] = [
 ]
 STUDIES = ["toy", "mnist", "cifar100", "nlp", "options", "preconditioner", "privacy", "bytes"]
 ROUNDS = 40
-METHODS = """
+METHODS = (
+    """
 import json, sys, warnings
 import fedspan
 warnings.simplefilter("ignore")
@@ -88,7 +94,9 @@ for case in json.loads(sys.argv[1]):
     keep = lambda row: {k: v for k, v in row.items() if isinstance(v, float | int) and k != "seconds"}
     found.append([keep(row) for row in result.runs[0]])
 print(json.dumps(found))
-""" % ROUNDS  # noqa: UP031 (the text has braces)
+"""
+    % ROUNDS
+)  # noqa: UP031 (the text has braces)
 
 
 def histories(checkout: Path, axes: bool) -> list[list[dict[str, float]]]:
@@ -105,7 +113,17 @@ def histories(checkout: Path, axes: bool) -> list[list[dict[str, float]]]:
 
 def study(checkout: Path, name: str, out: Path) -> dict[str, list[dict[str, float]]]:
     """Run a study at its smoke scale, and return the histories of its runs by their directory."""
-    given = [sys.executable, "-m", "fedspan", "reproduce", name, "--scale", "smoke", "--out", str(out)]
+    given = [
+        sys.executable,
+        "-m",
+        "fedspan",
+        "reproduce",
+        name,
+        "--scale",
+        "smoke",
+        "--out",
+        str(out),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
     subprocess.run(given, env=environment, capture_output=True, text=True, check=False)
     found = {}
@@ -116,10 +134,16 @@ def study(checkout: Path, name: str, out: Path) -> dict[str, list[dict[str, floa
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {key: value for key, value in row.items() if isinstance(value, float | int) and key != "seconds"}
+    return {
+        key: value
+        for key, value in row.items()
+        if isinstance(value, float | int) and key != "seconds"
+    }
 
 
-def difference(before: list[dict[str, float]], after: list[dict[str, float]]) -> tuple[float, float]:
+def difference(
+    before: list[dict[str, float]], after: list[dict[str, float]]
+) -> tuple[float, float]:
     """Return the largest relative difference of the numbers, and of the bytes."""
     if len(before) != len(after):
         return float("inf"), float("inf")
@@ -136,7 +160,9 @@ def main() -> None:
     """Print a line per case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("before", type=Path, help="the earlier checkout")
-    parser.add_argument("--studies", action="store_true", help="run the studies at the smoke scale too")
+    parser.add_argument(
+        "--studies", action="store_true", help="run the studies at the smoke scale too"
+    )
     given = parser.parse_args()
     here = Path(__file__).parents[1]
     before, after = histories(given.before, axes=False), histories(here, axes=True)
