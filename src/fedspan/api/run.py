@@ -51,9 +51,7 @@ from fedspan.privacy.forecast import Forecast
 from fedspan.privacy.mechanism import Mechanism
 from fedspan.privacy.secure_checks import check_secure
 
-COSTS = (
-    "costs.json"  # of a run directory: what a client keeps, what is projected, the test examples
-)
+COSTS = "costs.json"  # of a run directory: a client's memory, what is projected, test examples
 DROWNED = 2.0  # signal to noise over a run below which it hardly learns; 2.2 is that of MNIST by 539 writers at ε = 8
 MEANINGLESS = 10  # ε: the odds of a client or an example may change by a factor of over 22,000
 

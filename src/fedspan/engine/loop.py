@@ -74,9 +74,7 @@ class Loop:
     clients_per_round: int
     callbacks: Sequence[Callback] = ()
     run_dir: Path | None = None
-    rounds: int | None = (
-        None  # length of the run, for schedules; by default that of the first call of `rows`
-    )
+    rounds: int | None = None  # length of the run, for schedules; else that of the first `rows`
     aggregator: Aggregator | None = None  # what takes the place of the mean of the replies
     known_start: bool = False  # whether clients have the initial model
     unbiased: bool = False  # how a round weights its clients: `Participation.unbiased`

@@ -32,12 +32,8 @@ from fedspan.engine.screening import Outlier, Screen, impossible, in_words, norm
 from fedspan.engine.transport import Replies
 from fedspan.engine.worker import local_work
 
-COPIES = (
-    1 << 16
-)  # numbers of the models of all clients of a round from which new states take the place of copies
-BATCHED = (
-    1 << 23
-)  # numbers of the models of all clients of a round up to which batched formulas are faster
+COPIES = 1 << 16  # values of a round's models from which new states replace copies
+BATCHED = 1 << 23  # values of a round's models up to which batched formulas are faster
 
 Answer = tuple[Any, Any, Vector | None]
 

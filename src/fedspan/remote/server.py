@@ -73,9 +73,7 @@ class RemoteTransport:
     channel: Channel
     agreement: Agreement
     min_replies: int = 1  # a round with fewer accepted replies changes nothing
-    pause: float = (
-        0.0  # seconds for which such a round is tried again before the run stops; 0: it is counted
-    )
+    pause: float = 0.0  # seconds for which such a round is tried again; 0: it is counted
     backup: InitVar[bool] = True  # whether to keep a copy of every client's state
     copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
     resume: InitVar[bool] = False  # whether an earlier process left its copies in `copies_dir`

@@ -42,9 +42,7 @@ class Custom(ModuleTask):
 
     module: str | None = None  # import name or path of a Python file with model() and data(client)
     clients: int | None = None  # number of clients of the module
-    module_dir: str | None = (
-        None  # where the module is looked for; by default the directory of the spec file
-    )
+    module_dir: str | None = None  # where the module is looked for; by default beside the spec
     objects: Material | None = field(
         default=None, init=True, repr=False, compare=False
     )  # set by `fedspan.fit`
