@@ -81,9 +81,13 @@ def test_silence_at_a_question_is_an_event(
 @pytest.mark.parametrize(
     ("method", "config", "words"),
     [
-        (SSF, {}, "backup = false"),
+        (SSF, {}, "'backup' is true.* set it to false"),
         (SSF | {"extrapolate": True}, {"backup": False}, "leave out `extrapolate`"),
-        ({"name": "ef", "lr": 0.02, "local_steps": 3}, {"backup": False}, "ef needs each reply"),
+        (
+            {"name": "ef", "lr": 0.02, "local_steps": 3},
+            {"backup": False},
+            "ef with these settings needs each reply",
+        ),
     ],
 )
 def test_what_needs_single_replies_is_refused(

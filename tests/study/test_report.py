@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import torch
 
 import fedspan
 from conftest import SMALL, Interrupt
-from fedspan.api.run import COSTS, run
+from fedspan.api.run import run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
-from fedspan.core.sealed import write_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.methods.fedavg import FedAvg
@@ -319,11 +317,13 @@ def test_a_report_builds_no_task(
     monkeypatch.setattr(Regression, "build", lambda *_: pytest.fail("a task was built"))
     report.report([runs], tmp_path, ["md"], None, "")
     assert "client state, kB" in (tmp_path / "tables.md").read_text()
-    old = tmp_path / "old"
-    shutil.copytree(runs / "fedavg", old)
-    (old / COSTS).unlink()
-    report.report([old], tmp_path, ["md"], None, "")
-    assert "client state, kB" not in (tmp_path / "tables.md").read_text()
-    write_table(old / COSTS, {"client_state": "many"})
-    with pytest.raises(CheckpointError, match=r"costs.json' is damaged: 'client_state' is 'many'"):
-        report.report([old], tmp_path, ["md"], None, "")
+    header, rows = history.read(runs / "again" / history.NAME)
+    for costs, words in (({}, ""), ({"client_state": "many"}, "'client_state' is 'many'")):
+        old = tmp_path / "old" / history.NAME
+        history.write(old, [{"spec": header["spec"], "costs": costs}, *rows])
+        if not words:
+            report.report([old], tmp_path, ["md"], None, "")
+            assert "client state, kB" not in (tmp_path / "tables.md").read_text()
+            continue
+        with pytest.raises(CheckpointError, match=words):
+            report.report([old], tmp_path, ["md"], None, "")

@@ -32,7 +32,7 @@ class Audit(Callback):
 
     def __init__(self, loop: Loop, spec: Spec) -> None:
         assert loop.run_dir is not None
-        self.loop, self.rounds, self.first = loop, list[tuple[Any, Any, tuple[str, ...]]](), loop.t
+        self.loop, self.rounds, self.first = loop, list[Any](), loop.t
         self.files: dict[str, Lines] = {}
         for folder, seed in zip(seed_dirs(loop.run_dir, loop.seeds), loop.seeds, strict=True):
             name = (folder / AUDIT).relative_to(loop.run_dir).as_posix()
@@ -75,12 +75,12 @@ class Audit(Callback):
                     "rounds": [self.first, self.loop.t - 1],
                     "counted": [
                         ranges(ids[run][places]) if len(ids) else ""
-                        for ids, places, _ in self.rounds
+                        for ids, places, *_ in self.rounds
                     ],
                 }
                 line |= self._missing(run)
                 line |= {"up_bytes": int(up[run]), "down_bytes": int(down[run])}
-            if events := [event for _, _, told in self.rounds for event in told]:
+            if events := [event for *_, told in self.rounds for event in told]:
                 line["events"] = events
             if row is not None:
                 line["evaluated"] = {k: v for k, v in line_of(row, run).items() if k != "events"}
@@ -91,7 +91,7 @@ class Audit(Callback):
     def _missing(self, run: int) -> Line:
         """Round → clients that were asked and did not count."""
         found = {}
-        for number, (ids, places, _) in enumerate(self.rounds, self.first):
+        for number, (ids, places, *_) in enumerate(self.rounds, self.first):
             if len(ids) and len(places) < ids.shape[1]:
                 counted = set(ids[run][places].tolist())
                 found[str(number)] = ranges(one for one in ids[run].tolist() if one not in counted)

@@ -33,14 +33,13 @@ class Population:
             tuple[int, int], dict[str, Vector]
         ] = {}  # the same for so many runs and clients
         for name, part in vars(one).items():
-            first = part[0]
-            if not first.numel():
-                self._empty[name] = first
+            if not part[0].numel():
+                self._empty[name] = part[0]
             elif engine.states_dir is None:
-                self.tables[name] = InMemory(first, rows)
+                self.tables[name] = InMemory(part[0], rows)
             else:
                 path = Path(engine.states_dir) / f"{name}.states"
-                self.tables[name] = OnDisk(path, first, rows, resume=resume)
+                self.tables[name] = OnDisk(path, part[0], rows, resume=resume)
 
     def take(self, rnd: Round) -> Any:
         """The states of a round's clients."""

@@ -15,9 +15,9 @@ import io
 import signal
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ class Keeping:
     retry_diverged: bool = False  # a diverged run resumes from its last good checkpoint
     signals: bool = True  # Ctrl-C and SIGTERM end the run after the current round
     seeds: tuple[int, ...] = ()  # all seeds, if each has a run directory below a common one
+    costs: Mapping[str, Any] = field(default_factory=dict)  # for the first line of the history
 
 
 def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
@@ -274,7 +275,8 @@ def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
     out, table = loop.run_dir, spec.table()
     for folder in {out, *seed_dirs(out, loop.seeds)}:
         remove_leftovers(folder, WRITTEN)
-    headers = [{"spec": table | {"seed": seed}, "versions": versions()} for seed in loop.seeds]
+    about = {"versions": versions(), "costs": dict(keeping.costs)}
+    headers = [{"spec": table | {"seed": seed}, **about} for seed in loop.seeds]
     places = list(
         zip([one / history.NAME for one in seed_dirs(out, loop.seeds)], headers, strict=True)
     )

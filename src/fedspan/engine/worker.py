@@ -9,14 +9,13 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.bundle import Bundle
 from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
 from fedspan.core.sync import opened as rebuilt
-from fedspan.privacy.clipping import private_work
+from fedspan.replies.clip import private_work
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +29,9 @@ class Replica:
 
 def without_zeros(state: Any) -> Any:
     """A state whose vectors of zeros take no memory."""
-    zeros = {name: value for name, value in vars(state).items() if _is_zero(value)}
+    zeros = {name: part for name, part in vars(state).items() if _is_zero(part)}
     return state.replace(
-        **{name: value.new_zeros(()).expand(value.shape) for name, value in zeros.items()}
+        **{name: part.new_zeros(()).expand(part.shape) for name, part in zeros.items()}
     )
 
 
@@ -83,7 +82,7 @@ def local_work(
     return state, up, f.buffers()
 
 
-def opened(method: Method, replica: Replica, down: wire.Arrays, rnd: Round) -> Bundle:
+def opened(method: Method, replica: Replica, down: wire.Arrays, rnd: Round) -> Any:
     """A download from its arrays, with x rebuilt from the client's copy if the server sent changes of it."""
     message = wire.unpack({name: array for name, array in down.items() if name != BUFFERS})
     sync = message.get("sync")

@@ -22,8 +22,6 @@ from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round, Terms
 from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
-from fedspan.privacy.clipping import after as after_reply
-from fedspan.privacy.clipping import leaked
 from fedspan.remote.messages import (
     MAX_REASON,
     Agreement,
@@ -31,6 +29,8 @@ from fedspan.remote.messages import (
     RoundMessage,
     mark_of,
 )
+from fedspan.replies.clip import after as after_reply
+from fedspan.replies.clip import leaked
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 RESTORE, LAST_ROUND = (

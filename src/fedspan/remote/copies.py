@@ -17,8 +17,8 @@ from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
 from fedspan.core.round import Round
 from fedspan.engine.states import InMemory, OnDisk, States, load_states, save_states, states_saved
-from fedspan.privacy.clipping import leaked
 from fedspan.remote.client import LAST_ROUND, RESTORE
+from fedspan.replies.clip import leaked
 
 
 class Copies:

@@ -18,12 +18,12 @@ from fedspan.core.errors import CheckpointError, ProtocolError
 from fedspan.core.privacy import Privacy
 from fedspan.engine.lock import lock_dir
 from fedspan.engine.worker import BUFFERS
-from fedspan.privacy import secure_client
-from fedspan.privacy.secure_client import Member, Session
-from fedspan.privacy.secure_identity import Identity
-from fedspan.privacy.secure_numbers import FixedPoint, Payload
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.messages import RoundMessage, mark_of
+from fedspan.replies.fixed_point import FixedPoint, Payload
+from fedspan.replies.secure import client as secure_client
+from fedspan.replies.secure.client import Member, Session
+from fedspan.replies.secure.identity import Identity
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class TextTask(ModuleTask):
     data: Any
     model: str
     precision: Literal["full", "bfloat16"] = "full"  # of the weights; x keeps the run's dtype
-    gradient_checkpointing: bool = False  # keeps few activations, and computes others twice
+    gradient_checkpointing: bool = False  # keep few activations, and compute the others twice
     dropout: float = 0.0  # replaces the model's own
 
     def __post_init__(self) -> None:

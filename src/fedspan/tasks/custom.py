@@ -42,9 +42,9 @@ class Custom(ModuleTask):
 
     module: str | None = None  # import name or path of a Python file with model() and data(client)
     clients: int | None = None  # number of clients of the module
-    module_dir: str | None = None  # where the module is looked for; by default beside the spec
+    module_dir: str | None = None  # where the module is looked for; None: beside the spec file
     objects: Material | None = field(
-        default=None, init=True, repr=False, compare=False
+        default=None, repr=False, compare=False
     )  # set by `fedspan.fit`
 
     def __post_init__(self) -> None:

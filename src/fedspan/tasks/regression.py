@@ -56,7 +56,7 @@ class Regression(Task):
     reg: float = 0.1  # λ: weight of the ridge penalty
     noise: float = 0.01  # standard deviation of the noise in B
     data_seed: int | None = None  # seed of the data; none: that of the run
-    data: str | None = None  # .npz with A (N, n, d), B (N, n, m) and, if unequal, n (N,)
+    data: str | None = None  # .npz with A (N, n, d), B (N, n, m) and, for unequal sizes, n (N,)
 
     def __post_init__(self) -> None:
         for name in ("clients", "dim", "outputs", "samples"):

@@ -16,12 +16,12 @@ from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Terms
 from fedspan.core.spec import Spec, read_toml, with_changes
-from fedspan.privacy.secure_identity import Identity
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.permissions import check_floor, permitted, privacy_of
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
 from fedspan.remote.messages import KNOWN_START, MAX_REASON, Agreement, RoundMessage, fingerprint_of
 from fedspan.remote.secure_client import SecureClient
+from fedspan.replies.secure.identity import Identity
 
 IDENTITY, UNKNOWN = "identity", -1
 SERVER_ONLY = {
@@ -101,16 +101,10 @@ def _prepare(
 
 
 def load_spec(spec: Spec | Path | str, changes: tuple[str, ...]) -> Spec:
-    """The spec of a run with its changes applied; it must have a number as step size."""
+    """The spec of a run with its changes applied."""
     if not isinstance(spec, Spec):
-        spec = Spec.load(spec, changes)
-    elif changes:
-        spec = Spec.from_table(with_changes(spec.table(), changes))
-    if isinstance(spec.method.lr, str):
-        raise SpecError(
-            f"`method.lr` is {spec.method.lr!r}, which needs all clients' data; set it to a number"
-        )
-    return spec
+        return Spec.load(spec, changes)
+    return Spec.from_table(with_changes(spec.table(), changes)) if changes else spec
 
 
 def client_spec(
