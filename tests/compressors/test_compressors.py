@@ -203,7 +203,11 @@ def test_which_are_unbiased_and_which_contractive() -> None:
         "buckets": (make("qsgd", {"bits": 4, "bucket": 16}), 16 / 49, 33 / 49),
         "natural": (make("natural", {}), 0.125, 0.875),
         "sign": (make("sign", {}), None, 0.01),
-        "both": (make("compose", {"outer": qsgd, "inner": {"name": "randk", "k": 0.5}}), 81 / 49, None),
+        "both": (
+            make("compose", {"outer": qsgd, "inner": {"name": "randk", "k": 0.5}}),
+            81 / 49,
+            None,
+        ),
         "qsparse": (
             make("compose", {"outer": qsgd, "inner": {"name": "topk", "k": 0.5}}),
             None,

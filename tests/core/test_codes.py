@@ -53,9 +53,7 @@ def test_codes_survive_the_wire_and_cost_what_they_promise(
             == code.bytes
             == promised(compressor, n)
         )
-        again = compressor.decompress(
-            wire.unpack(packed).v, n, of[:, client : client + 1], v.dtype
-        )
+        again = compressor.decompress(wire.unpack(packed).v, n, of[:, client : client + 1], v.dtype)
         assert torch.equal(again, whole[:, client : client + 1])
 
 
@@ -141,9 +139,7 @@ def test_bytes_of_a_stranger_do_no_harm(name: str, fields: dict[str, Any]) -> No
 @EVERY
 def test_same_key_same_code(name: str, fields: dict[str, Any]) -> None:
     compressor, v = make(name, fields), torch.randn(1, 1, 200)
-    one, two, other = (
-        compressor.compress(v, keys(1, 1, seed=seed)).parts for seed in (3, 3, 4)
-    )
+    one, two, other = (compressor.compress(v, keys(1, 1, seed=seed)).parts for seed in (3, 3, 4))
     assert all(torch.equal(one[part], two[part]) for part in one)
     if name in ("randk", "qsgd", "natural"):
         assert any(not torch.equal(one[part], other[part]) for part in one)

@@ -201,6 +201,7 @@ def test_the_log_of_fedsub_does_not_grow_while_a_client_stays_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it needs of the rounds it missed is one change and x in full; numbers and bytes are as with all changes."""
+
     def run(*, checked: bool) -> Any:
         method, problem = build("fedsub", projector=GAUSSIAN), small()
         loop = start(method, problem, transport=WireTransport(method, problem))
