@@ -26,7 +26,7 @@ clients_per_round = 10
 name = "ssf"
 lr = 1e-2
 local_steps = 5
-projector = {{ name = "gaussian", rank = 20 }}
+space = {{ name = "gaussian", rank = 20 }}
 [task]
 name = "regression"
 het = 0.5

@@ -46,9 +46,7 @@ class Projector(ABC):
         refresh: Rounds after which a new P is drawn.
     """
 
-    rank: Rank = (
-        0.1  # directions per block: a number, a share of its inputs, or a table by name pattern
-    )
+    rank: Rank = 0.1  # directions per block: a number, a share, or a table by name pattern
 
     refresh: int = 1  # rounds after which a new P is drawn
 

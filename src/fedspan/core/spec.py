@@ -271,7 +271,8 @@ def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
 def _renamed(table: Table, key: str, name: Any) -> Table:
     """The table without settings that another choice at `key` does not share with the one before; they are named."""
     where = key.removesuffix(".name")
-    *_, kind = where.split(".")
+    *_, field = where.split(".")
+    kind = {"space": "projector", "local": "optimizer"}.get(field, field)
     before: Any = table
     for part in where.split("."):
         before = before.get(part, {}) if isinstance(before, Mapping) else {}
@@ -289,7 +290,7 @@ def _renamed(table: Table, key: str, name: Any) -> Table:
 
 def _shared(kind: str, table: Mapping[str, Any], name: str) -> Table:
     """The keys of a table that mean the same for another choice: both classes inherit the field from one class."""
-    known = registry.choices(kind)
+    known = registry.accepted(kind)
     old, new = known.get(table.get("name", "")), known.get(name)
     if old is None or new is None or old is new:
         return dict(table)

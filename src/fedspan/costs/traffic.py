@@ -35,9 +35,7 @@ from fedspan.replies.running_mean import RunningMean
 WITH_VALUES = 300_000  # parameters up to which a walk with values is faster than without
 WALKED = 40  # rounds that are walked through, at least
 DRAWN = 2000  # rounds whose cohorts are drawn to know their downloads
-STEADY = (
-    8  # rounds after which a run with all clients in every round is taken to repeat its last two
-)
+STEADY = 8  # rounds after which a run with all clients is taken to repeat its last two
 
 Method = Method
 

@@ -86,9 +86,7 @@ class Loop:
     clients_per_round: int
     callbacks: Sequence[Callback] = ()
     run_dir: Path | None = None
-    rounds: int | None = (
-        None  # length of the run, for schedules; by default that of the first call of `rows`
-    )
+    rounds: int | None = None  # length of the run, for schedules; else that of the first `rows`
     chain: Chain = field(default=None)  # type: ignore[assignment]  # what happens to replies; by default their mean
     known_start: bool = False  # whether clients have the initial model
     unbiased: bool = False  # how a round weights its clients: `Participation.unbiased`

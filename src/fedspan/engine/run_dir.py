@@ -76,13 +76,9 @@ class Keeping:
     resume: bool = False
     checkpoint_every: int | None = None  # rounds; None: with an evaluation every few seconds
     keep_checkpoint: bool = False  # also after the run has finished, so that it can be made longer
-    retry_diverged: bool = (
-        False  # a diverged run keeps its last good checkpoint, and resuming goes on from it
-    )
+    retry_diverged: bool = False  # a diverged run resumes from its last good checkpoint
     signals: bool = True  # Ctrl-C and SIGTERM end the run after the current round
-    seeds: tuple[
-        int, ...
-    ] = ()  # all seeds, if each has a run directory of its own, below one that they share
+    seeds: tuple[int, ...] = ()  # all seeds, if each has a run directory below a common one
     costs: Mapping[str, Any] = field(default_factory=dict)  # for the first line of the history
 
 

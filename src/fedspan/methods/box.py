@@ -295,9 +295,7 @@ class InSubspace(Box):
         rank: Replaces the rank of `space`: a number of directions, a share of them, or a table by name pattern.
     """
 
-    rank: Rank | None = (
-        None  # replaces the rank of `space`: 20, a share of 0.2, or a table by pattern
-    )
+    rank: Rank | None = None  # replaces the rank of `space`: 20, a share, or a table by pattern
     space: Projector = Coordinate(rank=0.1)  # where x moves in a round
     downlink: Downlink = Changes()  # how x is sent
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
+from fedspan.core.bundle import Bundle
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
 from fedspan.core.round import Round
@@ -35,7 +36,12 @@ class Copies:
         resume: bool,
     ) -> None:
         self.method, self.first, self.kept = method, first, kept
-        self.private = method.private
+        self.private, nothing = method.private, Bundle()
+        if type(method).update_client_state is Method.update_client_state:
+            rnd: Any = None
+            method.update_client_state(
+                first, nothing, nothing, rnd
+            )  # refuses any state, before round 0
         fields = {
             n: v[0]
             for n, v in wire.pack(first).items()

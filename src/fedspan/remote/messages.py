@@ -35,9 +35,7 @@ HEADER: dict[str, type] = {
     "mark": int, "reason": str, "settings": str,
 }  # fmt: skip
 MAX_REASON = 300  # characters
-KNOWN_START = (
-    "participation.known_start"  # whose value in an agreement is a hash of the initial model
-)
+KNOWN_START = "participation.known_start"  # in an agreement a hash of the initial model
 
 
 @dataclass(frozen=True, eq=False)

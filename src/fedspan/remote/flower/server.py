@@ -59,9 +59,7 @@ class GridChannel:
     grid: Grid
     clients: int
     timeout: float
-    roster: Roster | None = (
-        None  # which node each client's number belongs to; None: to the newest node
-    )
+    roster: Roster | None = None  # the node of each client's number; None: the newest node
     bound: bool | None = True  # whether the roster is kept to; None: if Flower authenticates nodes
     nodes: dict[int, int] = field(default_factory=dict)  # client → node
     identified: dict[int, int] = field(
