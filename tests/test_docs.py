@@ -259,6 +259,20 @@ def test_the_files_of_the_page_about_methods_run_as_it_says(
     assert told.count("every law holds") == 4
 
 
+def test_the_functions_that_the_paper_leads_to_exist() -> None:
+    """The table of lines names files and functions in them, with the number next to the statement in brackets."""
+    page = (ROOT / "docs/algorithm-to-code.md").read_text()
+    (table,) = re.findall(r"## SSF line by line\n(.*?)\n## ", page, re.S)
+    found = 0
+    for file, functions in re.findall(r"`(\w+/\w+\.py)`: ((?:`\w+`(?: \(\d\))?(?:, )?)+)", table):
+        text = (ROOT / "src/fedspan" / file).read_text()
+        for function, number in re.findall(r"`(\w+)`(?: \((\d)\))?", functions):
+            (body,) = re.findall(rf"^( *)def {function}\b(.*?)(?=\n\1\S|\Z)", text, re.S | re.M)[:1]
+            assert not number or f"# {number}" in body[1], f"{file}: {function} ({number})"
+            found += 1
+    assert found > 15
+
+
 DIGITS = """
 rounds = 3
 eval_every = 1
