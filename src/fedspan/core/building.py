@@ -44,7 +44,7 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
 
     Args:
         kind: Such as "compressor".
-        value: An instance (`QSGD(levels=3)`), a name ("qsgd") or a table (`{"name": "qsgd", "levels": 3}`).
+        value: An instance (`QSGD(bits=3)`), a name ("qsgd") or a table (`{"name": "qsgd", "bits": 3}`).
         where: What the value is called in error messages; `kind` by default.
 
     Raises:
