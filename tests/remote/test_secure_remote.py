@@ -21,8 +21,7 @@ from test_remote import SSF, controls
 from conftest import Scripted, advance, build, close, model, small, start
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.privacy import Privacy
-from fedspan.engine.cohorts import cohort_of
-from fedspan.engine.loop import Loop
+from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.channel import Failure
 from fedspan.remote.messages import RoundMessage

@@ -19,8 +19,8 @@ from test_side_by_side import BASE, spec_file
 from conftest import SMALL
 from fedspan.core import registry
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
+from fedspan.core.files import lock_dir
 from fedspan.core.spec import Spec
-from fedspan.engine.lock import lock_dir
 from fedspan.study import command, jobs, report, results
 from fedspan.study.parse import study_of
 from fedspan.study.request import requested

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,15 +26,15 @@ from fedspan.core.errors import (
     shown,
     true_or_false,
 )
-from fedspan.core.files import remove
+from fedspan.core.files import removed_on_failure
 from fedspan.core.reply import payload
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
-from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
+from fedspan.engine.provenance import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.simulator import Simulator
@@ -112,25 +111,16 @@ def run(
             else "an estimate of the problem's constants"
         )
         say(f"lr = {spec.method.lr!r}: {first} before the run")
-    begun = out is not None and (out / LR).exists()
-    spec, found = with_lr(spec, out, resume=resume)
-    bar = (
-        [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])]
-        if progress
-        else []
-    )
-    every = [*spec.callbacks, *more, *bar]
-    keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
-    runs = _run if seeds == 1 or (spec.task.several_seeds and spec.dp is None) else _one_by_one
-    try:
-        result = runs(spec, out, of_runs, keeping, every)
-    except Exception:
-        if out is not None and not begun and found is not None and not _holds_run(out, of_runs):
-            remove(out / LR)
-            with suppress(OSError):  # it holds something else
-                out.rmdir()
-        raise
+    new = (lambda: ()) if out is None else (lambda: (out / LR, out))
+    with removed_on_failure(new, lambda: out is not None and _holds_run(out, of_runs)):
+        spec, found = with_lr(spec, out, resume=resume)
+        rule = None if found is None else found["rule"]
+        bar = [Progress(rounds=spec.rounds, lr_rule=rule)] if progress else []
+        every = [*spec.callbacks, *more, *bar]
+        keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
+        together = seeds == 1 or (spec.task.several_seeds and spec.dp is None)
+        result = (_run if together else _one_by_one)(spec, out, of_runs, keeping, every)
     result.lr_search = found
     return result
 

@@ -30,7 +30,7 @@ class EventLog(Callback):
         self.seen: set[str] = set()
 
     def on_round_end(self, run: Loop) -> None:
-        for event in run.heard[3]:
+        for event in run.heard.told:
             kind = kind_of(event)
             if kind not in self.seen:
                 self.seen.add(kind)

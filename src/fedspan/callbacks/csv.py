@@ -10,7 +10,7 @@ from fedspan.callbacks._places import folder_of
 from fedspan.core.callback import Callback
 from fedspan.core.files import csv_text, make_dir, write_atomic
 from fedspan.core.registry import register
-from fedspan.engine.outcome import TABLE
+from fedspan.engine.provenance import TABLE
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row

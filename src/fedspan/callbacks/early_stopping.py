@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fedspan.core.callback import Callback
 from fedspan.core.errors import at_least, not_negative, one_of
 from fedspan.core.registry import register
-from fedspan.engine.judging import Mode, judged_by, sign_of
+from fedspan.engine.history import Mode, judged_by, sign_of
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Line, Loop, Row

@@ -10,11 +10,11 @@ import torch
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, one_of
+from fedspan.core.json_log import REMEDY, check_form
 from fedspan.core.registry import register
-from fedspan.core.sealed import REMEDY, check_form
 from fedspan.core.wire import check_weights
-from fedspan.engine.judging import Mode, judged_by, sign_of
-from fedspan.engine.outcome import BEST
+from fedspan.engine.history import Mode, judged_by, sign_of
+from fedspan.engine.provenance import BEST
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, ProtocolError
+from fedspan.core.files import lock_dir
 from fedspan.core.privacy import Privacy
-from fedspan.engine.lock import lock_dir
 from fedspan.engine.worker import BUFFERS
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.messages import RoundMessage, mark_of

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -98,7 +97,6 @@ class RemoteTransport:
     backup: InitVar[bool] = True  # whether to keep a copy of every client's state
     copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
     resume: InitVar[bool] = False  # whether an earlier process left its copies in `copies_dir`
-    on_round: Callable[[Round, Replies], None] | None = None  # called after every round
 
     def __post_init__(
         self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool
@@ -136,8 +134,6 @@ class RemoteTransport:
             replies = replace(
                 replies, sent=before.sent + replies.sent, events=before.events + replies.events
             )
-        if self.on_round is not None:
-            self.on_round(rnd, replies)
         return replies
 
     def _exchange(self, rnd: Round, down: Any, extra: wire.Arrays, chain: Chain) -> Replies:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedspan.core.method import DETAILS
-from fedspan.engine.judging import higher_is_better
+from fedspan.engine.history import higher_is_better
 from fedspan.study.curves import TITLES, Axis, Curve, over_seeds
 from fedspan.study.model import Goal, Part
 from fedspan.study.results import Entry

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.engine.judging import PLAIN
+from fedspan.engine.history import PLAIN
 from fedspan.engine.loop import Line
 
 POINTS = 120  # rows of a curve that are kept

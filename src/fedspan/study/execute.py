@@ -37,7 +37,7 @@ from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.system import release_memory, warn_if_public
 from fedspan.core.terminal import say
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.outcome import CHECKPOINT
+from fedspan.engine.provenance import CHECKPOINT
 from fedspan.study.bar import progress_of
 from fedspan.study.jobs import FAILED, Job
 from fedspan.study.schedule import Schedule

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from fedspan.core import building, registry
+from fedspan.core.digest import source_of
 from fedspan.core.errors import DataError
-from fedspan.core.sealed import read_table, write_table
-from fedspan.core.source import source_of
+from fedspan.core.json_log import read_table, write_table
 from fedspan.core.spec import Spec, flat
 from fedspan.core.task import Task
 from fedspan.tasks.custom import Custom, Objects, _digest

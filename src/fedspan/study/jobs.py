@@ -11,10 +11,10 @@ from typing import Any
 
 from fedspan.core import registry
 from fedspan.core.errors import FedspanError
-from fedspan.core.sealed import read_table
+from fedspan.core.json_log import read_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
-from fedspan.engine.outcome import OUTCOME
+from fedspan.engine.provenance import OUTCOME
 from fedspan.study.fingerprint import digest, fingerprint
 
 FAILED = "failed.txt"  # the reason in one line, then the traceback

@@ -29,7 +29,7 @@ from fedspan.core.errors import (
 )
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, with_values
-from fedspan.engine.judging import HELD_OUT, sign_of
+from fedspan.engine.history import HELD_OUT, sign_of
 from fedspan.study.budget import Budget
 
 Table = dict[str, Any]

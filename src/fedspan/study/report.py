@@ -16,7 +16,7 @@ from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.versions import versions
 from fedspan.costs.outline import client_memory
-from fedspan.engine.judging import higher_is_better, main_metric
+from fedspan.engine.history import higher_is_better, main_metric
 from fedspan.study import results as data
 from fedspan.study import tables
 from fedspan.study.chart import best_first

@@ -19,7 +19,7 @@ from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import outline
-from fedspan.engine.judging import main_metric, sign_of
+from fedspan.engine.history import main_metric, sign_of
 from fedspan.study.budget import Budget
 from fedspan.study.model import COLORS, Goal, Part, Study, Variant, setting
 from fedspan.study.parse import study_of

@@ -16,8 +16,7 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import flat
 from fedspan.engine import history
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import OUTCOME
-from fedspan.engine.provenance import check_run
+from fedspan.engine.provenance import OUTCOME, check_run
 from fedspan.study.curves import POINTS, Curve, Floats, metrics_of, thinned
 from fedspan.study.jobs import identity_of
 from fedspan.study.model import Table, setting

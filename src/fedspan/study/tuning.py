@@ -14,7 +14,7 @@ from fedspan.callbacks._event_log import kind_of
 from fedspan.core.errors import CheckpointError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
-from fedspan.engine.outcome import LR, read_lr
+from fedspan.engine.provenance import LR, read_lr
 from fedspan.study.curves import Axis, Curve, Tail
 from fedspan.study.halving import hopeless, stages
 from fedspan.study.jobs import Job, jobs_of

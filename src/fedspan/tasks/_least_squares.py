@@ -15,9 +15,9 @@ from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.linear_map import LinearMap
+from fedspan.core.memory_limit import check_memory
 from fedspan.core.objective import Direction, Objective, Plus, Problem, SteppingDirection
 from fedspan.core.round import Round, Schedule
-from fedspan.core.space import check_memory
 
 DIVERGED = 1e6  # a relative error above this will not recover
 Floats = npt.NDArray[np.float64]

@@ -24,10 +24,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.config import Settings
+from fedspan.core.digest import module_text, source_of
 from fedspan.core.errors import DataError, SpecError, at_least, one_line
 from fedspan.core.registry import register
 from fedspan.core.seeds import torch_generator
-from fedspan.core.source import module_text, source_of
 from fedspan.nn.client_data import Loss, client_name, table_columns
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import OutputLoss

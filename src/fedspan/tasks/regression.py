@@ -20,8 +20,8 @@ import numpy.typing as npt
 from fedspan.core import seeds
 from fedspan.core.config import Projection, Settings, Training
 from fedspan.core.errors import DataError, SpecError, at_least, one_line, positive
+from fedspan.core.memory_limit import check_memory
 from fedspan.core.registry import register
-from fedspan.core.space import check_memory
 from fedspan.core.task import Holdings, Task
 from fedspan.data.columns import UNREADABLE, digest, read_npz
 from fedspan.tasks._least_squares import Floats, RegressionProblem

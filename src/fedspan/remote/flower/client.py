@@ -11,6 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedspan.core.config import Participation
+from fedspan.core.digest import digest_of_arrays
 from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
@@ -20,7 +21,7 @@ from fedspan.core.sync import SyncedDown
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.permissions import check_floor, permitted, privacy_of
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
-from fedspan.remote.messages import KNOWN_START, MAX_REASON, Agreement, RoundMessage, fingerprint_of
+from fedspan.remote.messages import KNOWN_START, MAX_REASON, Agreement, RoundMessage
 from fedspan.remote.secure_client import SecureClient
 from fedspan.replies.secure.identity import Identity
 
@@ -145,7 +146,7 @@ def agreement_of(spec: Spec, problem: Problem) -> Agreement:
 
 @functools.lru_cache(maxsize=4)  # for all messages that one process replies to
 def _start_of(problem: Problem) -> str:
-    return fingerprint_of(problem.x0)
+    return digest_of_arrays({"x": problem.x0})
 
 
 def client_of(context: Context) -> int:
