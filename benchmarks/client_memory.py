@@ -43,7 +43,7 @@ from fedspan.costs.dry_run import rehearsal
 from fedspan.costs.memory import memory
 from fedspan.costs.model import ModelRequest, comparable
 from fedspan.costs.sketch import OneBatch, Sketch
-from fedspan.engine.worker import Replica, answer, without_zeros
+from fedspan.engine.simulator import Replica, answer, without_zeros
 from fedspan.huggingface.lora import lora, stepper
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline

@@ -19,7 +19,7 @@ from fedspan.costs.dry_run import Live
 from fedspan.costs.outline import client_process, outline
 from fedspan.costs.plan import plan
 from fedspan.costs.process import client_peak
-from fedspan.engine.worker import Replica, answer
+from fedspan.engine.simulator import Replica, answer
 from fedspan.methods import SSF
 from fedspan.tasks.custom import Custom, Objects
 

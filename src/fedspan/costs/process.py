@@ -1,4 +1,4 @@
-"""What a client's process holds at its peak across machines: whole rounds of `engine.worker`, run without numbers.
+"""What a client's process holds at its peak across machines: whole rounds of `engine.simulator`, run without numbers.
 
 A round starts from a message in memory and a state on disk, which is mapped: the system may drop its pages at any time,
 so that they are not counted. Two rounds are looked at: the first, to which the server sends x in full, and a later one,
@@ -20,7 +20,7 @@ from fedspan.core.round import Round
 from fedspan.core.sync import SyncedDown
 from fedspan.costs.dry_run import Live, rehearsal
 from fedspan.costs.sketch import OneBatch, Sketch
-from fedspan.engine.worker import Replica, answer
+from fedspan.engine.simulator import Replica, answer
 from fedspan.nn.problem import TorchProblem
 
 STEPS = 2  # local steps until all that lasts is there

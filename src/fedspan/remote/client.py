@@ -22,7 +22,7 @@ from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round, Terms
 from fedspan.core.sync import SyncedDown
-from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
+from fedspan.engine.simulator import BUFFERS, Replica, answer, opened, without_zeros
 from fedspan.remote.messages import (
     MAX_REASON,
     Agreement,

@@ -15,7 +15,7 @@ from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, ProtocolError
 from fedspan.core.files import lock_dir
 from fedspan.core.privacy import Privacy
-from fedspan.engine.worker import BUFFERS
+from fedspan.engine.simulator import BUFFERS
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.messages import RoundMessage, mark_of
 from fedspan.replies.fixed_point import FixedPoint, Payload
