@@ -248,9 +248,9 @@ def _run(
                 "take more `noise`, fewer rounds or smaller batches or cohorts", stacklevel=4,
             )  # fmt: skip
         loop = Loop(
-            method, problem, clients, of_runs, clients_per_round, [*callbacks, EventLog()], out,
+            method, problem, clients, of_runs, clients_per_round, callbacks, out,
             chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
-            unbiased=spec.participation.unbiased,
+            unbiased=spec.participation.unbiased, on_events=EventLog(),
         )  # fmt: skip
         problem.drop_start()
         if chain.noise is not None:

@@ -9,7 +9,7 @@ import functools
 import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -121,6 +121,7 @@ class Loop:
     chain: Chain = field(default=None)  # type: ignore[assignment]  # what happens to replies; by default their mean
     known_start: bool = False  # whether clients have the initial model
     unbiased: bool = False  # how a round weights its clients: `Participation.unbiased`
+    on_events: Callable[[Sequence[str]], None] | None = None  # is given what went wrong in a round
     metrics: Sequence[Any] = ()  # as the user gives them; they say whether more is better
     t: int = 0
     seconds: float = 0.0
@@ -238,6 +239,8 @@ class Loop:
         told = in_words(self.heard.t, events)
         heard = (*self.heard.events, *events), (*self.heard.told, *told)
         self.heard = self.heard._replace(events=heard[0], told=heard[1])
+        if self.on_events is not None:
+            self.on_events(told)
         kept = told[: EVENTS_KEPT - len(self.events)]
         self.events += kept
         self.more_events += len(told) - len(kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -237,7 +237,7 @@ class RunLog(Callback):
             )  # also if it is decided later whether clients are bound
 
     def on_round_end(self, run: Loop) -> None:
-        """Count the bytes of the records, and log what went wrong."""
+        """Count the bytes of the records, and note which nodes were refused."""
         now = (self.channel.records_up, self.channel.records_down)
         for name, new, old in zip(("records_up", "records_down"), now, self.logged, strict=True):
             run.carried[name] = run.carried.get(name, 0) + new - old
@@ -245,7 +245,10 @@ class RunLog(Callback):
         if self.channel.news:
             run.note([Event("refused", None, text) for text in self.channel.news])
             self.channel.news.clear()
-        for event in run.heard.told:
+
+    def warn(self, told: Sequence[str]) -> None:
+        """Log what went wrong."""
+        for event in told:
             log.warning("fedspan %s", event)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
@@ -281,11 +284,11 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         min_replies=config.min_replies, pause=config.pause, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume,
     )  # fmt: skip
-    callbacks = (*spec.callbacks, RunLog(channel, spec.rounds))
+    run_log = RunLog(channel, spec.rounds)
     loop = Loop(
-        method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir,
+        method, problem, transport, (spec.seed,), clients_per_round, (*spec.callbacks, run_log), run_dir,
         chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
-        unbiased=spec.participation.unbiased,
+        unbiased=spec.participation.unbiased, on_events=run_log.warn,
     )  # fmt: skip
     problem.drop_start()
     channel.wait(config.wait)
