@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedspan.core.digest import source_of
 from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.registry import (
     ADOPTING,
@@ -24,7 +25,6 @@ from fedspan.core.registry import (
     registered_name,
     settings,
 )
-from fedspan.core.source import source_of
 from fedspan.core.task import Task
 
 Table = Mapping[str, Any]
