@@ -36,7 +36,7 @@ ROWS = {
     "base": {k: v for k, v in BASE.items() if k != "method"} | {"task": SMALL | {"het": "$het"}},
     "variants": {
         "fedavg": {"method": {"name": "fedavg"}, "color": "#E69F00"},
-        "ssf": {"label": "SSF | small", "method": {"name": "ssf", "projector": {"name": "gaussian", "rank": "$rank"}}},
+        "ssf": {"label": "SSF | small", "method": {"name": "ssf", "space": {"name": "gaussian", "rank": "$rank"}}},
     },
     "set": {"method.local_steps": 2},
     "parts": {
