@@ -71,6 +71,7 @@ class Box(LocalSteps):
     uplink: Uplink = Plain()  # how a client's vector is sent
     server: Server = Mean()  # what the server makes of the mean
     downlink: Downlink = FullModel()  # how x is sent
+    keeps_local = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

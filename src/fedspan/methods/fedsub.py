@@ -66,7 +66,7 @@ class FedSub(LocalSteps):
         super().__post_init__()
         one_of("variant", self.variant, ("zero_sum", "stale"))
         positive("server_lr", self.server_lr)
-        if not isinstance(self.local, SGD) or self.local.moments != "reset":
+        if not isinstance(self.local, SGD):
             raise SpecError(
                 f"`local` {name_of(self.local)!r} is not for fedsub: its duals are end points, which must be η_l K "
                 "times a mean gradient; use sgd"
