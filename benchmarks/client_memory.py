@@ -43,7 +43,7 @@ from fedspan.core.round import Round
 from fedspan.costs.dry_run import rehearsal
 from fedspan.costs.memory import OneBatch, memory
 from fedspan.costs.plan import matched
-from fedspan.engine.worker import Replica, answer, without_zeros
+from fedspan.engine.simulator import Replica, answer, without_zeros
 from fedspan.huggingface.lora import lora, stepper
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline

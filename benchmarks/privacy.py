@@ -16,7 +16,7 @@ from torch import nn
 
 from fedspan.checks.bench import settings
 from fedspan.core import building
-from fedspan.core.config import Participation, Settings
+from fedspan.core.config import Settings
 from fedspan.core.privacy import Privacy
 from fedspan.core.projector import draw
 from fedspan.core.round import Round
@@ -25,8 +25,9 @@ from fedspan.engine.simulator import Simulator
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
-from fedspan.privacy.mechanism import Mechanism
 from fedspan.projectors import Coordinate
+from fedspan.replies.chain import Chain
+from fedspan.replies.noise import Mechanism
 from fedspan.tasks.regression import Regression
 
 CLIENTS, COHORT, ROUNDS = 50, 25, 400
@@ -68,8 +69,10 @@ def walked(name: str, own: dict[str, Any], noise: float, leak: float, rounds: in
     made = Mechanism.of(
         Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, rounds
     )
-    end = Simulator(method, problem, participation=Participation(weights="uniform", screen=None))
-    loop = Loop(method, problem, end, (0,), COHORT, rounds=rounds, privacy=made)
+    chain = Chain(method, noise=made)
+    loop = Loop(
+        method, problem, Simulator(method, problem), (0,), COHORT, rounds=rounds, chain=chain
+    )
     found, errors = [], []
     with torch.inference_mode():
         while loop.t < rounds:
@@ -78,7 +81,7 @@ def walked(name: str, own: dict[str, Any], noise: float, leak: float, rounds: in
                 kept = torch.from_numpy((1 - leak) ** (loop.t - loop.last_round[0].astype(float)))[
                     None, :, None
                 ]
-                apart = loop.server.c - (end.clients().c * kept).mean(1, keepdim=True)
+                apart = loop.server.c - (loop.transport.clients().c * kept).mean(1, keepdim=True)
                 sent = 20 if name == "ssf" else 40
                 found.append(float(apart.norm()) / (max(noise, 1.0) * sent**0.5 / CLIENTS))
             if loop.t > 0.9 * rounds:

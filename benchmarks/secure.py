@@ -10,16 +10,20 @@ that the server also removes pairwise masks.
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import bench
 import numpy as np
 
 from fedspan.core.privacy import Privacy
-from fedspan.privacy.secure_local import LocalClients
-from fedspan.privacy.secure_numbers import FixedPoint
-from fedspan.privacy.secure_sum import SecureSum
+from fedspan.replies.fixed_point import FixedPoint
+from fedspan.replies.secure.server import SecureSum
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "replies"))
+from local_clients import LocalClients
 
 
 def measure(clients: int, numbers: int, privacy: Privacy) -> dict[str, float]:

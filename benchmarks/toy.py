@@ -30,7 +30,7 @@ def make_loop(method: str, seeds: int = 1, clients: int = 20) -> Loop:
     if method == "ssf":
         settings |= {
             "space": {"name": "gaussian", "rank": 20},
-            "drift": {"correction": "always"},
+            "drift": {"name": "controls", "correction": "always"},
         }  # as in toy_numpy
     built = building.build("method", settings)
     of_runs = tuple(range(seeds))

@@ -31,6 +31,7 @@ from fedspan.core.layout import Vector
 from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
+from fedspan.replies.chain import Chain
 
 # One or more settings of every registered aggregator; one without an entry fails the suite.
 AGGREGATORS: dict[str, list[dict[str, Any]]] = {
@@ -224,9 +225,9 @@ def loops(
     problem = small(**(task or {}))
     method = build(name, **own)
     transport = Simulator(method, problem)
-    return advance(
-        Loop(method, problem, transport, problem.seeds, 5, rounds=60, aggregator=aggregator), rounds
-    ), transport
+    chain = Chain(method, Participation(screen=None, aggregator=aggregator))
+    loop = Loop(method, problem, transport, problem.seeds, 5, rounds=60, chain=chain)
+    return advance(loop, rounds), transport
 
 
 @pytest.mark.parametrize("name", ["ssf", "scaffold", "subavg", "fedavg", "fedadam"])
@@ -306,8 +307,11 @@ def test_methods_that_add_up_replies_are_refused_with_the_reason(
 def test_methods_that_need_single_replies_are_refused_by_name(
     name: str, own: dict[str, Any]
 ) -> None:
+    method = {"name": name, "lr": 0.02, "local_steps": 3} | own
     with pytest.raises(SpecError, match=f"`participation.aggregator` 'median' .* {name} "):
-        loops(name, Median(), **own)
+        fedspan.run(
+            RUN | {"method": method, "participation": {"aggregator": "median"}}, progress=False
+        )
 
 
 def test_a_spec_names_its_aggregator() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import signal
@@ -25,14 +24,10 @@ from fedspan.checks.channel import LocalChannel, agree, ids_of
 from fedspan.core.config import Engine
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
-from fedspan.engine.secure_simulator import SecureSimulator
 from fedspan.engine.simulator import Simulator
-from fedspan.privacy.checks import screening
-from fedspan.privacy.mechanism import Mechanism
 from fedspan.remote.client import RemoteClient
-from fedspan.remote.secure_client import SecureClient
-from fedspan.remote.secure_server import SecureTransport
 from fedspan.remote.server import RemoteTransport
+from fedspan.replies.chain import Chain
 
 Line = dict[str, Any]
 NUMBERS = itertools.count()
@@ -304,36 +299,31 @@ def _parts(case: Case, plain: Any) -> tuple[Any, ...]:
     found = {} if plain.lr_search is None else plain.lr_search["values"]
     spec = dataclasses.replace(case.spec, method=dataclasses.replace(case.spec.method, **found))
     method, problem, per_round = built(spec)
-    private = spec.dp is not None and spec.dp.level == "client"
-    privacy = Mechanism.of(spec.dp, problem.clients, per_round, spec.rounds) if private else None
-    return spec, method, problem, per_round, privacy
+    return spec, method, problem, per_round, Chain.of(spec, method, problem.clients, per_round)
 
 
 def _loop(case: Case, parts: tuple[Any, ...], transport: Any) -> Loop:
-    spec, method, problem, per_round, privacy = parts
-    chosen = spec.participation
+    spec, method, problem, per_round, chain = parts
     return Loop(
-        method, problem, transport, (spec.seed,), per_round, rounds=spec.rounds, aggregator=chosen.aggregator,
-        known_start=chosen.known_start, privacy=privacy,
+        method, problem, transport, (spec.seed,), per_round, rounds=spec.rounds, chain=chain,
+        known_start=spec.participation.known_start,
     )  # fmt: skip
 
 
 def _across(case: Case, plain: Any) -> tuple[Loop, Counted]:
-    parts = spec, method, problem, _, privacy = _parts(case, plain)
-    terms = None if privacy is None else privacy.terms()
+    parts = spec, method, problem, _, chain = _parts(case, plain)
+    terms = None if chain.noise is None else chain.noise.terms()
     channel = Counted(method, problem, _new(case.folder))
     channel.known_start = spec.participation.known_start
-    end, client, options = RemoteTransport, RemoteClient, {}
+    options = {}
     if spec.secure is not None:
-        end = functools.partial(SecureTransport, secure=spec.secure, backup=False)
         options = {"secure": spec.secure, "weighted": spec.participation.weights == "examples"}
-        client = SecureClient
-    channel.kind = lambda *own, known_start: client(
+    channel.kind = lambda *own, known_start: RemoteClient(
         *own[:6], spec.rounds, terms, known_start=known_start, **options
     )
-    transport = end(
+    transport = RemoteTransport(
         method, problem.layout, problem.x0, problem.clients, channel, agree(method, problem),
-        participation=screening(spec),
+        backup=spec.secure is None,
     )  # fmt: skip
     loop = _loop(case, parts, transport)
     for t, place in LOST if "lost" in case.row else ():
@@ -345,13 +335,7 @@ def _across(case: Case, plain: Any) -> tuple[Loop, Counted]:
 
 def _simulated(case: Case, plain: Any) -> Loop:
     parts = spec, method, problem, _, _ = _parts(case, plain)
-    if spec.secure is not None:
-        end = SecureSimulator(method, problem, spec.secure)
-        end.gone = lambda t, phase: {place for one, place in LOST if one == t and phase == "train"}
-    else:
-        end = Lossy(
-            Simulator(method, problem, Engine(simulate="loop"), participation=screening(spec)), LOST
-        )
+    end = Lossy(Simulator(method, problem, Engine(simulate="loop")), LOST)
     return advance(_loop(case, parts, end), spec.rounds)
 
 
@@ -370,14 +354,14 @@ class Counted(LocalChannel):
 class Lossy(Scripted):
     """A simulator some of whose replies are lost, each as (round, place)."""
 
-    def exchange(self, rnd: Any, down: Any, buffers: Any) -> Any:
+    def exchange(self, rnd: Any, down: Any, buffers: Any, chain: Any) -> Any:
         places = {
             (rnd.t, int(rnd.ids[0, place]))
             for t, place in LOST
             if t == rnd.t and place < rnd.ids.shape[1]
         }
         self.missing = places
-        return super().exchange(rnd, down, buffers)
+        return super().exchange(rnd, down, buffers, chain)
 
 
 def _flat(loop: Loop) -> torch.Tensor:

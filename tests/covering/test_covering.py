@@ -16,7 +16,7 @@ import rows
 from pairwise import Row, pairs, seeded
 from settings import factors, fits
 
-from fedspan.privacy import randomness
+from fedspan.replies import noise
 
 (KNOWN, ROWS), FAST, CHECKED = (
     rows.read(),
@@ -29,7 +29,7 @@ from fedspan.privacy import randomness
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that is removed; all keys of noise are the same, and nothing waits for the disk."""
     monkeypatch.setattr(
-        randomness, "secrets", types.SimpleNamespace(token_bytes=lambda n: bytes([7]) * n)
+        noise, "secrets", types.SimpleNamespace(token_bytes=lambda n: bytes([7]) * n)
     )
     monkeypatch.setattr(os, "fsync", lambda _: None)
     return tmp_path

@@ -18,7 +18,7 @@ from conftest import RUN, Interrupt
 from fedspan.callbacks import KeepBest
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError
-from fedspan.core.sealed import read_table, write_table
+from fedspan.core.json_log import read_table, write_table
 
 Arrays = dict[str, torch.Tensor]
 SSF = {"name": "ssf", "lr": 0.02, "local_steps": 2, "rank": 4}
@@ -185,7 +185,7 @@ FORGED: list[tuple[str, Any]] = [
     ("fedavg", lambda a, m: (changed(a, loop__counts=a["loop.counts"][:, :-1].contiguous()), m)),
     ("fedavg", lambda a, m: (changed(a, loop__rows=a["loop.rows"] + 10**6), m)),
     ("fedavg", lambda a, m: (changed(a, loop__rows=a["loop.rows"] * 0), m)),
-    ("fedavg", lambda a, m: (changed(a, clients__usual=-a["clients.usual"] - 1), m)),
+    ("fedavg", lambda a, m: (changed(a, replies__usual=-a["replies.usual"] - 1), m)),
     ("fedavg", lambda a, m: (changed(a, loop__record=torch.zeros(3, dtype=torch.uint8)), m)),
     ("fedavg", lambda a, m: (changed(a, loop__record=a["loop.record"].bfloat16()), m)),
     ("fedavg", lambda a, m: (record(a, events=3), m)),
@@ -231,9 +231,9 @@ FORGED: list[tuple[str, Any]] = [
             m,
         ),
     ),
-    ("private", lambda a, m: (changed(a, privacy__key=a["privacy.key"][:4].clone()), m)),
-    ("private", lambda a, m: (changed(a, privacy__clip=torch.tensor([1.0, 0.0]).double()), m)),
-    ("private", lambda a, m: (changed(a, privacy__clip=torch.tensor([9.0, 1.0]).double()), m)),
+    ("private", lambda a, m: (changed(a, replies__key=a["replies.key"][:4].clone()), m)),
+    ("private", lambda a, m: (changed(a, replies__clip=torch.tensor([1.0, 0.0]).double()), m)),
+    ("private", lambda a, m: (changed(a, replies__clip=torch.tensor([9.0, 1.0]).double()), m)),
     ("best", lambda a, m: (a, m | {"best": {"7": 0.5}})),
     ("best", lambda a, m: (a, m | {"best": [0.5]})),
     ("best", lambda a, m: (a, m | {"best": {"0": "high"}})),

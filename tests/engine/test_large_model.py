@@ -18,20 +18,21 @@ from fedspan.core.config import Settings
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import Live
-from fedspan.engine import loop, running_mean, states
-from fedspan.engine.running_mean import RunningMean
+from fedspan.engine import loop, states
 from fedspan.methods import SSF, FedAvg, Scaffold, base
 from fedspan.nn import problem as nn_problem
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
+from fedspan.replies import chain
+from fedspan.replies.running_mean import RunningMean
 
 KNOWN: dict[str, Any] = {"lr": 0.05, "local_steps": 2}
 
 
 def as_large(patch: pytest.MonkeyPatch) -> None:
     """Treats every model as a large one."""
-    patch.setattr(running_mean, "LARGE", 0)
+    patch.setattr(chain, "LARGE", 0)
     patch.setattr(loop, "LARGE", 0)
     patch.setattr(states, "LARGE", 0)
     patch.setattr(base, "LARGE_LOG", 0)

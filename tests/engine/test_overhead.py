@@ -20,6 +20,7 @@ from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.projectors.gaussian import Gaussian
+from fedspan.replies.chain import Chain
 from fedspan.tasks.regression import Regression
 
 ROUNDS = 64  # as many as are drawn ahead, so that every bound includes the drawing
@@ -88,10 +89,8 @@ def test_a_round_of_the_toy_stays_cheap(name: str, operations: int, python_calls
         found = seen.count / ROUNDS, calls(loop) / ROUNDS
         assert found[0] <= operations, found
         assert found[1] <= python_calls, found
-        clients = Simulator(
-            method, problem, participation=Participation()
-        )  # which screens replies, as `run` does
-        loop = Loop(method, problem, clients, (0,), 10)
+        chain = Chain(method, Participation())  # which screens replies, as `run` does
+        loop = Loop(method, problem, Simulator(method, problem), (0,), 10, chain=chain)
         advance(loop)
         with Operations() as screened:
             advance(loop)

@@ -23,13 +23,12 @@ from fedspan.core.errors import CheckpointError
 from fedspan.core.partition import fill_empty
 from fedspan.data.partitions import Classes, Natural
 from fedspan.engine.loop import EVENTS_KEPT, Loop
-from fedspan.engine.outcome import CHECKPOINT
+from fedspan.engine.provenance import CHECKPOINT
 from fedspan.engine.run_dir import _Files
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory
-from fedspan.engine.transport import Replies
 from fedspan.methods import SSF
-from fedspan.remote.channel import Event, in_words
+from fedspan.replies.chain import Event, Replies, in_words
 from fedspan.tasks.custom import Custom
 from fedspan.tasks.regression import Regression
 
@@ -195,7 +194,11 @@ class Absent:
 
     def exchange(self, *of_round: Any) -> Replies:
         found = self.inner.exchange(*of_round)
-        return Replies(found.places, found.up, events=tuple(f"client {i}: away" for i in range(50)))
+        return Replies(
+            found.places,
+            found.up,
+            events=tuple(Event("no reply", i, f"away {i}") for i in range(50)),
+        )
 
     def save(self) -> Any:
         return self.inner.save()
@@ -209,7 +212,9 @@ def test_events_between_two_rows_are_bounded() -> None:
     row = list(loop.rows(41, 50))[-1]
     assert row.events[-1] == f"{41 * 50 - EVENTS_KEPT:,} more events"
     assert not loop.events
-    told = in_words(3, [Event(1, "late"), *(Event(i, "away") for i in range(50))])
+    told = in_words(
+        3, [Event("other", 1, "late"), *(Event("no reply", i, "away") for i in range(50))]
+    )
     assert told == ["round 3: client 1: late", "round 3: clients 0, 1, 2, 3, 4 and 45 more: away"]
 
 

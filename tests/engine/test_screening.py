@@ -18,12 +18,14 @@ from fedspan.checks.bench import Scripted, same, tensors
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.config import Engine, Participation
 from fedspan.engine import loop as loops
-from fedspan.engine import running_mean, screening, simulator, states
-from fedspan.engine.cohorts import cohort_of
-from fedspan.engine.loop import Loop
-from fedspan.engine.screening import Screen, norms
+from fedspan.engine import simulator, states
+from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.messages import RoundMessage
+from fedspan.replies import chain as chains
+from fedspan.replies import screen as screening
+from fedspan.replies.chain import Chain
+from fedspan.replies.screen import Screen, norms
 
 HUGE = filled(3e38)
 CODED = [
@@ -39,8 +41,10 @@ def run(
 ) -> tuple[Loop, Any]:
     problem = small(torch.float32, **settings)
     method = build(name, **own)
-    clients = Simulator(method, problem, participation=Participation(screen=screen))
-    return advance(Loop(method, problem, clients, problem.seeds, 5, rounds=60), rounds), clients
+    clients = Simulator(method, problem)
+    chain = Chain(method, Participation(screen=screen), runs=len(problem.seeds))
+    loop = Loop(method, problem, clients, problem.seeds, 5, rounds=60, chain=chain)
+    return advance(loop, rounds), clients
 
 
 @pytest.mark.parametrize(("name", "own"), CODED)
@@ -170,7 +174,7 @@ def test_replies_of_large_models_are_screened_as_they_come(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what was usual in earlier rounds; where the state was overwritten in place, the client starts again."""
-    for module in (running_mean, loops, states):
+    for module in (chains, loops, states):
         monkeypatch.setattr(module, "LARGE", 0)
     torch.manual_seed(0)
     model, data = (

@@ -119,7 +119,7 @@ def test_with_an_aggregator_a_liar_cannot_turn_the_switch_with_possible_statisti
         if lies:
             end.channel = Steering(method, problem, tmp_path / "liar")
             end.channel.sent = (-0.5, 1.0)
-        loop.clients_per_round, loop.aggregator = 7, GeometricMedian()
+        loop.clients_per_round, loop.chain.aggregator = 7, GeometricMedian()
         advance(loop, 60)
         switches.append(method.measures(loop.server)["correction"].tolist())
     assert switches == [[1.0], [1.0]]

@@ -14,7 +14,7 @@ from conftest import GAUSSIAN, WireTransport, advance, build, model, small, star
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
-from fedspan.engine.worker import Replica, opened
+from fedspan.engine.simulator import Replica, opened
 from fedspan.methods import SSF
 
 QSGD = {"name": "qsgd", "levels": 127}

@@ -22,6 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from test_flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 
 from conftest import METHODS
+from fedspan.core.config import Participation
 from fedspan.core.errors import one_line
 from fedspan.engine.loop import Loop
 from fedspan.remote.channel import Failure
@@ -30,6 +31,7 @@ from fedspan.remote.flower.client import agreement_of, preparing, reply_to
 from fedspan.remote.flower.records import read_message, write_message
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.server import RemoteTransport
+from fedspan.replies.chain import Chain, in_words
 
 METHODS_TRIED = ("ssf", "ssf, tested", "ef", "compressed", "powersgd")
 MANY = {f"a{i}": Array(np.zeros(1, np.float32)) for i in range(5000)}
@@ -224,6 +226,10 @@ def spoil(rng: random.Random, content: RecordDict) -> RecordDict:
     return RecordDict({"header": ConfigRecord(header), "arrays": ArrayRecord(arrays)})
 
 
+def screened(transport: RemoteTransport) -> Chain:
+    return Chain(transport.method, Participation())
+
+
 class OneReply:
     """A channel that answers every message with the given reply, as Flower's channel reads it."""
 
@@ -253,9 +259,10 @@ def test_no_reply_ends_or_stalls_the_server(name: str, count: int, tmp_path: Pat
             {key: array.clone() for key, array in fresh.items()}
         )  # else it is a reply to another message
         began = time.process_time()
-        replies = transport._exchange(rnd, down, {})
+        replies = transport.exchange(rnd, down, None, screened(transport))
         slowest = max(slowest, time.process_time() - began)
-        for event in replies.events:
+        told = in_words(rnd.t, replies.events)
+        for event in told:
             assert event.isprintable(), event
             assert len(event) < 500
         if len(replies.places):
@@ -264,7 +271,7 @@ def test_no_reply_ends_or_stalls_the_server(name: str, count: int, tmp_path: Pat
         else:
             refused += 1
             assert replies.events
-        said = " ".join(replies.events)
+        said = " ".join(told)
         reached.update(words for words in DEPTH if words in said)
         if "another message" in said:
             assert any(
@@ -295,7 +302,7 @@ def test_a_large_reply_costs_no_memory(tmp_path: Path) -> None:
     )
     transport.channel = OneReply(lambda: hostile)
     tracemalloc.start()
-    replies = transport._exchange(rnd, down, {})
+    replies = transport.exchange(rnd, down, None, screened(transport))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert not len(replies.places)

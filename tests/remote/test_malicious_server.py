@@ -20,7 +20,7 @@ from conftest import advance, build, close, model, small
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.engine.loop import Loop
 from fedspan.remote.messages import RoundMessage
-from fedspan.remote.secure_server import SecureTransport
+from fedspan.remote.server import RemoteTransport
 
 Change = Callable[
     [RoundMessage, int], RoundMessage
@@ -180,7 +180,7 @@ def test_the_honest_sum_is_counted(tmp_path: Path) -> None:
         assert float((total - own).norm() / own.norm()) > 0.1
 
 
-def begun(tmp_path: Path) -> tuple[Loop, LocalChannel, SecureTransport, dict[str, torch.Tensor]]:
+def begun(tmp_path: Path) -> tuple[Loop, LocalChannel, RemoteTransport, dict[str, torch.Tensor]]:
     """A run after its second round, and its checkpoint before that."""
     loop, channel, end = secure(build("fedavg"), small(), tmp_path)
     advance(loop, 1)

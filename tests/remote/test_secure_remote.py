@@ -20,16 +20,15 @@ from test_remote import SSF, controls
 
 from conftest import Scripted, advance, build, close, model, small, start
 from fedspan.checks.channel import LocalChannel, remote
-from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
-from fedspan.engine.cohorts import cohort_of
-from fedspan.engine.loop import Loop
+from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
-from fedspan.privacy.secure_client import PHASES
 from fedspan.remote.channel import Failure
+from fedspan.remote.client import RemoteClient
 from fedspan.remote.messages import RoundMessage
-from fedspan.remote.secure_client import SecureClient
-from fedspan.remote.secure_server import SecureTransport
+from fedspan.remote.server import RemoteTransport
+from fedspan.replies.chain import Chain
+from fedspan.replies.secure.client import PHASES
 
 FINE = Privacy(secure=True, secure_bits=64)
 
@@ -42,14 +41,14 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def secure(
     method: Any, problem: Any, states_dir: Path, **options: Any
-) -> tuple[Loop, LocalChannel, SecureTransport]:
+) -> tuple[Loop, LocalChannel, RemoteTransport]:
     """A run of four clients per round."""
-    options = {"secure": FINE, "backup": False} | options
-    loop, channel, end = remote(method, problem, states_dir, SecureTransport, **options)
+    privacy = options.pop("secure", FINE)
+    chain = Chain(method, secure=privacy)
+    loop, channel, end = remote(method, problem, states_dir, chain, backup=False, **options)
     weighted = problem.weights is not None
-    channel.kind = functools.partial(SecureClient, secure=options["secure"], weighted=weighted)
+    channel.kind = functools.partial(RemoteClient, secure=privacy, weighted=weighted)
     loop.clients_per_round = 4
-    assert isinstance(end, SecureTransport)
     return loop, channel, end
 
 
@@ -210,8 +209,8 @@ def test_the_server_receives_nothing_that_it_could_read(
     Without masks the same search finds a number of every reply, up to rounding that differs in later rounds.
     """
     if not masks:
-        for place in ("secure_client", "secure_sum"):
-            monkeypatch.setattr(f"fedspan.privacy.{place}.add_mask", lambda *_: None)
+        for place in ("client", "server"):
+            monkeypatch.setattr(f"fedspan.replies.secure.{place}.add_mask", lambda *_: None)
     method, problem = build("ssf", **SSF), small()
     loop, channel, _ = secure(
         method, problem, tmp_path / "a", secure=Privacy(secure=True, secure_range=64.0)
@@ -292,7 +291,7 @@ def test_a_client_is_not_asked_for_both_shares(tmp_path: Path) -> None:
     )
     assert first.status == "ok"
     assert channel.client(message.client).reply(message).status == "refused"
-    kept = channel.client(message.client).session_file.load()  # type: ignore[attr-defined]
+    kept = channel.client(message.client).session()
     assert not kept.private.numel()
 
 
@@ -385,14 +384,3 @@ def test_a_client_that_lost_its_state_re_enters_with_an_empty_one(tmp_path: Path
     assert "state lost" in loop.events[0]
     assert "re-enters with an empty state" in loop.events[1]
     assert (loop.last_round[0, ids_of(loop, 4)] == 4).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"backup": True}, "backup = false"),
-    ],
-)
-def test_what_needs_single_replies_is_refused(options: Any, words: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=words):
-        secure(build("ssf", **SSF), small(), tmp_path, **options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import torch
 
 import fedspan
 from conftest import SMALL, Interrupt
-from fedspan.api.run import COSTS, run
+from fedspan.api.run import run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
-from fedspan.core.sealed import write_table
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.methods.fedavg import FedAvg
@@ -38,7 +36,7 @@ TABLE: dict[str, Any] = {
         "name": "ssf",
         "lr": 0.02,
         "local_steps": 2,
-        "projector": {"name": "gaussian", "rank": 3},
+        "space": {"name": "gaussian", "rank": 3},
     },
     "task": SMALL,
     "batch_size": 4,
@@ -138,7 +136,7 @@ def test_runs_are_named_by_what_sets_them_apart() -> None:
     one, two = (TABLE | {"method": TABLE["method"] | {"lr": lr}} for lr in (0.1, 0.2))
     fedavg = TABLE | {"method": {"name": "fedavg", "lr": 0.3}}
     assert labels([one, two, fedavg]) == ["ssf, lr 0.1", "ssf, lr 0.2", "fedavg"]
-    hadamard = TABLE | {"method": TABLE["method"] | {"projector": {"name": "hadamard", "rank": 3}}}
+    hadamard = TABLE | {"method": TABLE["method"] | {"space": {"name": "hadamard", "rank": 3}}}
     assert labels([TABLE, hadamard]) == ["ssf, gaussian", "ssf, hadamard"]
     assert labels([TABLE, TABLE | {"rounds": 99, "seed": 5}]) == ["ssf", "ssf"]
 
@@ -188,7 +186,7 @@ def test_a_report_of_runs(runs: Path, tmp_path: Path) -> None:
     assert len(curves) == 3 + 2 * 2 * 7
     page = (tmp_path / "index.html").read_text()
     assert "fedspan report x" in page
-    assert "[method.projector]" in page  # the spec
+    assert "[method.space]" in page  # the spec
     for outside in ("http://", "https://", "src=", "<link", "@import", "url("):
         assert outside not in page.replace("http://www.w3.org/2000/svg", "").replace(
             "url(#inside", ""
@@ -319,11 +317,13 @@ def test_a_report_builds_no_task(
     monkeypatch.setattr(Regression, "build", lambda *_: pytest.fail("a task was built"))
     report.report([runs], tmp_path, ["md"], None, "")
     assert "client state, kB" in (tmp_path / "tables.md").read_text()
-    old = tmp_path / "old"
-    shutil.copytree(runs / "fedavg", old)
-    (old / COSTS).unlink()
-    report.report([old], tmp_path, ["md"], None, "")
-    assert "client state, kB" not in (tmp_path / "tables.md").read_text()
-    write_table(old / COSTS, {"client_state": "many"})
-    with pytest.raises(CheckpointError, match=r"costs.json' is damaged: 'client_state' is 'many'"):
-        report.report([old], tmp_path, ["md"], None, "")
+    header, rows = history.read(runs / "again" / history.NAME)
+    for costs, words in (({}, ""), ({"client_state": "many"}, "'client_state' is 'many'")):
+        old = tmp_path / "old" / history.NAME
+        history.write(old, [{"spec": header["spec"], "costs": costs}, *rows])
+        if not words:
+            report.report([old], tmp_path, ["md"], None, "")
+            assert "client state, kB" not in (tmp_path / "tables.md").read_text()
+            continue
+        with pytest.raises(CheckpointError, match=words):
+            report.report([old], tmp_path, ["md"], None, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from fedspan.api.step_size import resolve, with_lr
 from fedspan.callbacks._event_log import EventLog
 from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.progress import Progress
-from fedspan.core import building, wire
+from fedspan.core import building, refusals, wire
 from fedspan.core.callback import Callback
 from fedspan.core.errors import (
     CheckpointError,
-    ResumableError,
     SpecError,
     at_least,
     at_most,
@@ -28,32 +26,26 @@ from fedspan.core.errors import (
     shown,
     true_or_false,
 )
-from fedspan.core.files import remove
+from fedspan.core.files import removed_on_failure
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.reply import payload
-from fedspan.core.sealed import write_table
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
-from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
+from fedspan.engine.provenance import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.simulator import Simulator
 from fedspan.methods.box import projected_values
 from fedspan.nn.problem import TorchProblem
-from fedspan.privacy.checks import check_callback, check_spec, empty_reply, screening
-from fedspan.privacy.examples import ExampleEpsilon
-from fedspan.privacy.forecast import Forecast
-from fedspan.privacy.mechanism import Mechanism
-from fedspan.privacy.secure_checks import check_secure
+from fedspan.replies.accountant import ExampleEpsilon
+from fedspan.replies.chain import Chain
+from fedspan.replies.noise import Mechanism
 
-COSTS = (
-    "costs.json"  # of a run directory: what a client keeps, what is projected, the test examples
-)
 DROWNED = 2.0  # signal to noise over a run below which it hardly learns; 2.2 is that of MNIST by 539 writers at ε = 8
 MEANINGLESS = 10  # ε: the odds of a client or an example may change by a factor of over 22,000
 
@@ -99,11 +91,9 @@ def run(
     ):
         true_or_false(name, value)
     spec = as_spec(spec)
-    check_spec(spec)
     out = None if run_dir is None else path_of("run_dir", run_dir)
     more = as_callbacks(callbacks)
-    for one in more if spec.dp is not None else ():
-        check_callback(one)
+    refusals.check(refusals.Run(spec, more))
     _ = spec.torch_device  # refused where torch does not have it
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
@@ -124,25 +114,16 @@ def run(
             else "an estimate of the problem's constants"
         )
         say(f"lr = {spec.method.lr!r}: {first} before the run")
-    begun = out is not None and (out / LR).exists()
-    spec, found, made = with_lr(spec, out, resume=resume)
-    bar = (
-        [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])]
-        if progress
-        else []
-    )
-    every = [*spec.callbacks, *more, *bar]
-    keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
-    runs = _run if seeds == 1 or (spec.task.several_seeds and spec.dp is None) else _one_by_one
-    try:
-        result = runs(spec, out, of_runs, keeping, every, made)
-    except Exception:
-        if out is not None and not begun and found is not None and not _holds_run(out, of_runs):
-            remove(out / LR)
-            with suppress(OSError):  # it holds something else
-                out.rmdir()
-        raise
+    new = (lambda: ()) if out is None else (lambda: (out / LR, out))
+    with removed_on_failure(new, lambda: out is not None and _holds_run(out, of_runs)):
+        spec, found, made = with_lr(spec, out, resume=resume)
+        rule = None if found is None else found["rule"]
+        bar = [Progress(rounds=spec.rounds, lr_rule=rule)] if progress else []
+        every = [*spec.callbacks, *more, *bar]
+        keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
+        together = seeds == 1 or (spec.task.several_seeds and spec.dp is None)
+        result = (_run if together else _one_by_one)(spec, out, of_runs, keeping, every, made)
     result.lr_search = found
     return result
 
@@ -246,22 +227,12 @@ def _run(
     if problem is None or problem.seeds != of_runs:
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    costs = None if out is None else _costs(method, problem)
-    resume = keeping.resume
-    if spec.secure is None:
-        screens = screening(spec)
-        simulator = Simulator(method, problem, spec.engine, participation=screens, resume=resume)
-    else:
-        check_secure(spec, method, problem.clients, clients_per_round)
-        from fedspan.engine.secure_simulator import SecureSimulator  # needs what was just checked
-
-        simulator = SecureSimulator(method, problem, spec.secure, spec.engine, resume=resume)
-    with simulator as clients:
+    if out is not None:
+        keeping = dataclasses.replace(keeping, costs=_costs(method, problem))
+    refusals.check(refusals.Run(dataclasses.replace(spec, method=method), callbacks, problem))
+    chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
+    with Simulator(method, problem, spec.engine, resume=keeping.resume) as clients:
         if spec.eval_clients_every is not None:
-            if not isinstance(problem, TorchProblem):
-                raise SpecError(
-                    "`eval_clients_every` needs a task with a torch model; leave it out"
-                )
             after = 1 + max(
                 (n for n, one in enumerate(callbacks) if isinstance(one, KeepBest)), default=-1
             )
@@ -269,40 +240,34 @@ def _run(
                 spec.eval_clients_every, spec.rounds
             )  # which evaluates the model that is kept
             callbacks = [*callbacks[:after], recorder, *callbacks[after:]]
-        privacy, spent = None, 0.0
+        spent = 0.0
         if spec.dp is not None and spec.dp.level == "example":
             examples = ExampleEpsilon(spec.dp, problem)
             callbacks, spent = (
                 [*callbacks, examples],
                 examples.epsilon(spec.rounds * method.local_steps),
             )
-        elif spec.dp is not None:
-            privacy = Mechanism.of(spec.dp, problem.clients, clients_per_round, spec.rounds)
-            spent = privacy.epsilon(spec.rounds)
+        elif chain.noise is not None:
+            spent = chain.noise.epsilon(spec.rounds)
         if spent > MEANINGLESS:
             warnings.warn(
                 f"`privacy` spends ε = {spent:.3g} over the run; above {MEANINGLESS} it promises nothing meaningful: "
                 "take more `noise`, fewer rounds or smaller batches or cohorts", stacklevel=4,
             )  # fmt: skip
         loop = Loop(
-            method, problem, clients, of_runs, clients_per_round, [*callbacks, EventLog()], out,
-            aggregator=spec.participation.aggregator, known_start=spec.participation.known_start, privacy=privacy,
-            metrics=spec.metrics, unbiased=spec.participation.unbiased,
+            method, problem, clients, of_runs, clients_per_round, callbacks, out,
+            chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
+            unbiased=spec.participation.unbiased, on_events=EventLog(),
         )  # fmt: skip
         problem.drop_start()
-        if privacy is not None:
-            _warn_of_noise(privacy, loop, spec)
+        if chain.noise is not None:
+            _warn_of_noise(chain.noise, loop, spec)
         if spec.dp is not None and isinstance(problem, TorchProblem) and not problem.has_test_data:
             warnings.warn(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
                 "no client holds", stacklevel=4,
             )  # fmt: skip
-        try:
-            result = execute(loop, spec, keeping)
-        finally:
-            if costs is not None and out is not None and loop.t:
-                with suppress(OSError, ResumableError):  # a full disk, of which the run says more
-                    write_table(out / COSTS, costs)
+        result = execute(loop, spec, keeping)
     del loop, clients  # which hold the vectors of the server and of the clients
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])
@@ -320,15 +285,14 @@ def _costs(method: Method, problem: Problem) -> dict[str, Any]:
     return costs
 
 
-def _warn_of_noise(privacy: Mechanism, loop: Loop, spec: Spec) -> None:
+def _warn_of_noise(noise: Mechanism, loop: Loop, spec: Spec) -> None:
     """Warns where the noise of all rounds is about as large as all that clients can send."""
-    reply = empty_reply(loop.method, loop.server, loop.problem, loop._round())
-    numbers = sum(part.shape[-1] for part in payload(reply).values())
-    known = Forecast(privacy.vector_noise, privacy.q, privacy.expected, spec.rounds)
-    in_round, over_run = known.signal_to_noise(numbers), known.over_the_run(numbers)
+    sent = payload(loop.empty_reply(loop._round())).values()
+    numbers = sum(part.shape[-1] for part in sent)
+    in_round, over_run = (noise.signal_to_noise(numbers, rounds) for rounds in (1, spec.rounds))
     if over_run < DROWNED:
         warnings.warn(
-            f"with {privacy.expected:.4g} clients per round the noise of `privacy` can drown the signal: the "
+            f"with {noise.expected:.4g} clients per round the noise of `privacy` can drown the signal: the "
             f"signal-to-noise ratio is at most {in_round:.2g} in a round and {over_run:.2g} over the run; take more "
             "clients, fewer parameters or a larger epsilon (`fedspan plan` shows what each gives)",
             stacklevel=5,

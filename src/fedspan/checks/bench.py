@@ -14,10 +14,9 @@ from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
 from fedspan.core.sync import subset
-from fedspan.engine.loop import Loop
-from fedspan.engine.simulator import Simulator
-from fedspan.engine.transport import Replies, Transport
-from fedspan.engine.worker import Replica, answer
+from fedspan.engine.loop import Loop, Transport
+from fedspan.engine.simulator import Replica, Simulator, answer
+from fedspan.replies.chain import Chain, Replies
 from fedspan.tasks.regression import Regression
 
 Method = Method
@@ -107,7 +106,7 @@ class WireTransport:
         self.up_bytes: list[list[int]] = []
         self.lost: list[int] = []  # places of the cohort whose reply never arrives
 
-    def exchange(self, rnd: Round, down: Any, buffers: Any) -> Replies:
+    def exchange(self, rnd: Round, down: Any, buffers: Any, chain: Chain) -> Replies:
         """A round in which every client is alone."""
         self.down_bytes.append([])
         self.up_bytes.append([])
@@ -151,7 +150,7 @@ class Scripted:
     def __init__(self, inner: Simulator, missing: set[tuple[int, int]]) -> None:
         self.inner, self.missing = inner, missing
 
-    def exchange(self, rnd: Round, down: Any, buffers: Any) -> Replies:
+    def exchange(self, rnd: Round, down: Any, buffers: Any, chain: Chain) -> Replies:
         """A round of the clients that reply."""
         there = np.array(
             [p for p, c in enumerate(rnd.ids[0].tolist()) if (rnd.t, c) not in self.missing],
@@ -160,8 +159,8 @@ class Scripted:
         if not len(there):
             return Replies(there, None)
         down = subset(down, there)
-        found = self.inner.exchange(rnd.subset(there), down, buffers)
-        return replace(found, places=there)
+        found = self.inner.exchange(rnd.subset(there), down, buffers, chain)
+        return replace(found, places=there[found.places], sent=None)
 
     def save(self) -> wire.Arrays:
         """The simulator's."""
@@ -197,4 +196,5 @@ def cohort_state(loop: Loop, rnd: Round) -> Any:
 def replied(loop: Loop) -> tuple[Round, Any]:
     """The next round, and the replies of its clients."""
     rnd = loop._round()
-    return rnd, loop.transport.exchange(rnd, loop.method.broadcast(loop.server, rnd), None).up
+    down = loop.method.broadcast(loop.server, rnd)
+    return rnd, loop.transport.exchange(rnd, down, None, loop.chain).up

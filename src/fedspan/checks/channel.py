@@ -8,6 +8,7 @@ from typing import Any
 
 from fedspan.checks.bench import ROUNDS, start
 from fedspan.core import building
+from fedspan.core.config import Participation
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
@@ -15,6 +16,7 @@ from fedspan.remote.channel import Failure
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
 from fedspan.remote.server import RemoteTransport
+from fedspan.replies.chain import Chain
 
 Fault = Callable[[RoundMessage], list[Any]]
 
@@ -82,16 +84,20 @@ def remote(
     method: Method,
     problem: Problem,
     states_dir: Path,
-    kind: type[RemoteTransport] = RemoteTransport,
     *,
+    chain: Chain | None = None,
     known_start: bool = False,
     **options: Any,
 ) -> tuple[Loop, LocalChannel, RemoteTransport]:
-    """A run across a channel; `options` are those of the transport."""
+    """A run across a channel; `options` are those of the transport. By default replies are screened."""
     channel, agreement = LocalChannel(method, problem, states_dir), agree(method, problem)
     channel.known_start = known_start
-    end = kind(method, problem.layout, problem.x0, problem.clients, channel, agreement, **options)
-    return start(method, problem, transport=end, known_start=known_start), channel, end
+    end = RemoteTransport(
+        method, problem.layout, problem.x0, problem.clients, channel, agreement, **options
+    )
+    chain = chain or Chain(method, Participation())
+    loop = start(method, problem, transport=end, known_start=known_start, chain=chain)
+    return loop, channel, end
 
 
 def ids_of(loop: Loop, t: int) -> list[int]:

@@ -67,25 +67,29 @@ def plan(found: Plan, console: Console) -> None:
 
 def privacy(found: Plan, settings: Privacy, console: Console) -> None:
     """The noise of differential privacy, for the methods that can have it and ten times as many clients."""
-    from fedspan.privacy.checks import USABLE
-    from fedspan.privacy.forecast import Forecast
+    from fedspan.core.refusals import SUMMED
+    from fedspan.replies.noise import Mechanism
 
     clients, cohort = found.clients, found.clients_per_round
-    one = Forecast.of(settings, clients, cohort, found.rounds)
-    many = Forecast.of(settings, 10 * clients, 10 * cohort, found.rounds)
+    one = Mechanism.of(settings, clients, cohort, found.rounds)
+    many = Mechanism.of(settings, 10 * clients, 10 * cohort, found.rounds)
     budget = (
         f"noise {settings.noise:g}" if settings.epsilon is None else f"ε = {settings.epsilon:g}"
     )
     console.print(
-        f"{budget}, δ = {settings.delta:g}: noise multiplier {one.noise:.4g}; each client takes part with probability "
-        f"{one.q:.4g}; each number of the mean has noise of {one.per_number:.3g} times the clip\n",
+        f"{budget}, δ = {settings.delta:g}: noise multiplier {one.vector_noise:.4g}; each client takes part with "
+        f"probability {one.q:.4g}; each number of the mean has noise of {one.per_number:.3g} times the clip\n",
         highlight=False, soft_wrap=not console.is_terminal,
     )  # fmt: skip
     rows = []
     for row in found.rows:
-        if row.method in USABLE:
+        if row.method in SUMMED:
             n = round(row.cost.up_round / found.layout.dtype.itemsize)
-            ratios = (one.signal_to_noise(n), one.over_the_run(n), many.over_the_run(n))
+            ratios = (
+                one.signal_to_noise(n),
+                one.signal_to_noise(n, found.rounds),
+                many.signal_to_noise(n, found.rounds),
+            )
             rows.append((row.method, f"{n:,}", *(f"{ratio:.3g}" for ratio in ratios)))
     console.print(table(("privacy", "sent", "per round", "run", "10 × clients"), rows, left=1))
     _note(

@@ -26,18 +26,15 @@ from fedspan.core.objective import Direction, Objective, Problem
 from fedspan.core.projector import Projector
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live, WithoutNumbers
-from fedspan.engine.cohorts import cohort_of
-from fedspan.engine.loop import Loop
-from fedspan.engine.running_mean import averages
-from fedspan.engine.transport import Replies
+from fedspan.engine.loop import Loop, cohort_of
 from fedspan.projectors._dense import Dense
+from fedspan.replies.chain import Chain, Replies
+from fedspan.replies.running_mean import RunningMean
 
 WITH_VALUES = 300_000  # parameters up to which a walk with values is faster than without
 WALKED = 40  # rounds that are walked through, at least
 DRAWN = 2000  # rounds whose cohorts are drawn to know their downloads
-STEADY = (
-    8  # rounds after which a run with all clients in every round is taken to repeat its last two
-)
+STEADY = 8  # rounds after which a run with all clients is taken to repeat its last two
 
 Method = Method
 
@@ -90,7 +87,7 @@ class AlikeClients:
         self.method, self.problem = method, problem
         self.state = method.init_client(problem.x0, problem.layout)
 
-    def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
+    def exchange(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
         """Take the cohort's step as one computation."""
         cohort = rnd.ids.shape[1]
         own = {name: part.expand(-1, cohort, -1) for name, part in wire.pack(self.state).items()}
@@ -234,8 +231,8 @@ def cost(
 def _server_step(loop: Loop) -> int:
     """Bytes at the peak of the server's step beyond its state: replies, or their mean, and the new x."""
     rnd = loop._round()
-    up = loop.transport.exchange(rnd, loop.method.broadcast(loop.server, rnd), None).up
-    up = wire.pick(up, 0) if averages(loop.method, rnd) else up
+    up = loop.transport.exchange(rnd, loop.method.broadcast(loop.server, rnd), None, loop.chain).up
+    up = wire.pick(up, 0) if isinstance(loop.chain.gathering(rnd), RunningMean) else up
     replies = wire.pack(up).values()
     with Live(loop.problem.x0.device) as live:
         live.count([*wire.pack(loop.server).values(), *replies])

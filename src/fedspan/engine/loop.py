@@ -5,37 +5,78 @@ ServerState → broadcast → Down → (transport) → client_step → Up → (t
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core import seeds as streams
 from fedspan.core import wire
-from fedspan.core.aggregator import Aggregator
 from fedspan.core.callback import Callback
+from fedspan.core.digest import digest, sampled
 from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
+from fedspan.core.json_log import check_form
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Method
-from fedspan.core.objective import Problem
-from fedspan.core.round import Round, flat_rows
-from fedspan.core.sealed import check_form
-from fedspan.engine.cohorts import DRAWN_AHEAD, cohorts
-from fedspan.engine.combine import combined, robust
+from fedspan.core.objective import Flat, Problem
+from fedspan.core.reply import payload
+from fedspan.core.round import Round, Schedule, flat_rows
 from fedspan.engine.states import check_rows
-from fedspan.engine.transport import Replies, Transport
-from fedspan.privacy.checks import check_loop, empty_reply
-from fedspan.privacy.clipping import shrunk
-from fedspan.privacy.mechanism import Mechanism
+from fedspan.replies.chain import Chain, Event, Replies, in_words
 
 Line = dict[str, Any]  # one evaluation of one seed, as plain values
+
+
+DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
+
+
+@functools.lru_cache(maxsize=4)
+def cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Schedule:
+    """Who takes part in DRAWN_AHEAD consecutive rounds; each round depends on its own key alone."""
+    rounds = range(part * DRAWN_AHEAD, (part + 1) * DRAWN_AHEAD)
+    ids = streams.choose(streams.keys_of_rounds(seeds, "cohort", rounds), clients, size)
+    return Schedule(rounds.start, ids, flat_rows(ids, clients))
+
+
+def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> npt.NDArray[np.int64]:
+    """Who takes part in round t, (runs, S)."""
+    drawn = cohorts(seeds, clients, size, t // DRAWN_AHEAD)
+    ids: npt.NDArray[np.int64] = drawn.ids[t % DRAWN_AHEAD]
+    return ids
+
+
+class Heard(NamedTuple):
+    """Who took part in a round."""
+
+    t: int
+    ids: npt.NDArray[np.int64]  # (runs, S)
+    places: npt.NDArray[np.int64]  # that counted
+    events: tuple[Event, ...] = ()
+    told: tuple[str, ...] = ()  # the events in words
+
+
+class Transport(Protocol):
+    """What carries the messages of a round between the server and its clients: in which runtimes differ."""
+
+    def exchange(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
+        """Delivers a round's download and the model's buffers to the cohort; the chain decides which replies count."""
+
+    def save(self) -> wire.Arrays:
+        """What this end must keep of the clients for a later `load`."""
+
+    def saved(self) -> None:
+        """What `save` gave is on disk."""
+
+    def load(self, arrays: wire.Arrays) -> None:
+        """Puts back what `save` gave."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +97,6 @@ RECORD = {"id": str, "shape": list[int], "events": list[str], "more": int, "chec
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
 NOBODY = Replies(np.array([], np.int64), None)
-SAMPLED = 64  # initial weights that are looked at
 
 
 @dataclass
@@ -74,13 +114,11 @@ class Loop:
     clients_per_round: int
     callbacks: Sequence[Callback] = ()
     run_dir: Path | None = None
-    rounds: int | None = (
-        None  # length of the run, for schedules; by default that of the first call of `rows`
-    )
-    aggregator: Aggregator | None = None  # what takes the place of the mean of the replies
+    rounds: int | None = None  # length of the run, for schedules; else that of the first `rows`
+    chain: Chain = field(default=None)  # type: ignore[assignment]  # what happens to replies; by default their mean
     known_start: bool = False  # whether clients have the initial model
     unbiased: bool = False  # how a round weights its clients: `Participation.unbiased`
-    privacy: Mechanism | None = None
+    on_events: Callable[[Sequence[str]], None] | None = None  # is given what went wrong in a round
     metrics: Sequence[Any] = ()  # as the user gives them; they say whether more is better
     t: int = 0
     seconds: float = 0.0
@@ -102,11 +140,8 @@ class Loop:
     checks: dict[str, str] = field(
         default_factory=dict
     )  # file of lines → checksum of its last line
-    heard: tuple[Any, Any, tuple[str, ...]] = (
-        (),
-        (),
-        (),
-    )  # of the last round: ids, places that counted, events
+    heard: Heard = field(init=False)  # of the last round
+    carried: dict[str, int] = field(default_factory=dict)  # what else the log counts of its rounds
 
     def __post_init__(self) -> None:
         n = self.problem.clients
@@ -115,9 +150,7 @@ class Loop:
                 f"`clients_per_round` must be from 1 to the {n} clients, got {self.clients_per_round}"
             )
         self.method.check(self.problem.layout)
-        self.aggregator = robust(self.aggregator, self.method)
-        if self.privacy is not None:
-            check_loop(self.privacy, self.method, self.problem)
+        self.chain = self.chain or Chain(self.method, runs=len(self.seeds))
         self.server = self.method.init_server(self.problem.x0, self.problem.layout)
         self.last_round = np.full((len(self.seeds), n), -1, np.int64)
         self.ledger = wire.Ledger.empty(len(self.seeds), n)
@@ -172,53 +205,51 @@ class Loop:
     def step(self) -> None:
         """One round."""
         rnd = self._round()
-        down, beside = None, self.buffers
-        if self.privacy is not None:
-            beside = self.privacy.sent(self.problem.x0)
+        noise, found, beside = self.chain.noise, NOBODY, self.buffers
+        if noise is not None:
+            beside = noise.sent(self.problem.x0)
         if rnd.ids.shape[1]:
             down = self.method.broadcast(self.server, rnd)
-            found = self.transport.exchange(rnd, down, beside)
+            found = self.transport.exchange(rnd, down, beside, self.chain)
             self.ledger.sent(rnd, _sizes(down, beside) if found.sent is None else found.sent)
-        else:
-            found = NOBODY
-        self.heard = rnd.ids, found.places, found.events
+        self.heard = Heard(self.t, rnd.ids, found.places)
         if found.events:
-            self._note(found.events)
+            self.note(found.events)
         if len(found.places) < rnd.ids.shape[1]:
             rnd = rnd.subset(found.places)
         if len(found.places):
             received = _sizes(found.up, found.buffers) if found.received is None else found.received
             self.ledger.received(rnd, received)
             self.last_round.reshape(-1)[rnd.rows] = self.t
-        if self.privacy is not None:
-            self._release(self.privacy, found, rnd)
-        elif len(found.places):
-            up, buffers = found.up, found.buffers
-            if self.aggregator is not None:
-                up = combined(self.aggregator, up, rnd)
-                buffers = None if buffers is None else self.aggregator.combine(buffers, rnd)
+        if len(found.places) or noise is not None:
+            up = found.up if len(found.places) else self.empty_reply(rnd)
+            up, self.buffers, rnd = self.chain.total(up, found.buffers, rnd)
             self.server = self._checked(self.method.server_step(self.server, up, rnd))
-            self.buffers = None if buffers is None else replace(rnd, unbiased=False).mean(buffers)
+            if noise is not None:
+                self.server = self.chain.leaked(self.server)
         else:
             self.server = self.method.empty_round(self.server, rnd)
         self.t += 1
 
-    def _release(self, privacy: Mechanism, found: Replies, rnd: Round) -> None:
-        """Moves the server by the private mean of the replies, which is noise alone if there are none."""
-        up = (
-            found.up
-            if len(found.places)
-            else empty_reply(self.method, self.server, self.problem, rnd)
-        )
-        up, rnd = privacy.release(up, found.buffers if len(found.places) else None, rnd)
-        self.server = self._checked(self.method.server_step(self.server, up, rnd))
-        if privacy.settings.leak:
-            self.server = shrunk(self.method, self.server, 1 - privacy.settings.leak)
-
-    def _note(self, events: Sequence[str]) -> None:
-        kept = events[: EVENTS_KEPT - len(self.events)]
+    def note(self, events: Sequence[Event]) -> None:
+        """Adds events to the last round, and to the next evaluation."""
+        told = in_words(self.heard.t, events)
+        heard = (*self.heard.events, *events), (*self.heard.told, *told)
+        self.heard = self.heard._replace(events=heard[0], told=heard[1])
+        if self.on_events is not None:
+            self.on_events(told)
+        kept = told[: EVENTS_KEPT - len(self.events)]
         self.events += kept
-        self.more_events += len(events) - len(kept)
+        self.more_events += len(told) - len(kept)
+
+    def empty_reply(self, rnd: Round) -> Any:
+        """A reply of zeros in the form of the method's own: with noise a round without any releases noise alone."""
+        one = np.zeros((len(rnd.seeds), 1), np.int64)
+        alone = replace(rnd, ids=one, last_round=one - 1, schedule=None)
+        state = self.method.init_client(self.problem.x0, self.problem.layout)
+        down = self.method.broadcast(self.server, alone)
+        _, up = self.method.client_step(state, down, Flat(), alone)
+        return up.replace(**{name: torch.zeros_like(v) for name, v in payload(up).items()})
 
     def _checked(self, server: Any) -> Any:
         """The server's state, if its model still has the shape of x0."""
@@ -234,11 +265,12 @@ class Loop:
     def _round(self) -> Round:
         n = self.problem.clients
         schedule, overwrite = None, self.problem.layout.size >= LARGE
-        if self.privacy is None:
+        noise = self.chain.noise
+        if noise is None:
             schedule = cohorts(self.seeds, n, self.clients_per_round, self.t // DRAWN_AHEAD)
             ids, rows = schedule.ids[self.t % DRAWN_AHEAD], schedule.rows[self.t % DRAWN_AHEAD]
         else:
-            ids, overwrite = self.privacy.cohort(self.t, len(self.seeds)), False
+            ids, overwrite = noise.cohort(self.t, len(self.seeds)), False
             rows = flat_rows(ids, n)
         weights = None
         if self.problem.weights is not None:
@@ -259,8 +291,8 @@ class Loop:
             known_start=self.known_start,
             rounds=self.rounds,
             overwrite=overwrite,
-            privacy=None if self.privacy is None else self.privacy.terms(),
-            robust=self.aggregator is not None,
+            privacy=None if noise is None else noise.terms(),
+            robust=self.chain.aggregator is not None,
         )
 
     def _evaluate(self) -> Row:
@@ -268,8 +300,8 @@ class Loop:
             **self.problem.evaluate(self.model(), self.buffers),
             **self.method.measures(self.server),
         }
-        if self.privacy is not None:
-            metrics |= self.privacy.measures(self.t, len(self.seeds))
+        if self.chain.noise is not None:
+            metrics |= self.chain.noise.measures(self.t, len(self.seeds))
         for callback in self.callbacks:
             metrics |= callback.measure(self)
         up, down = self.ledger.totals()
@@ -281,11 +313,7 @@ class Loop:
         """Everything a later `load` needs to continue to the same bits; `lines` are in the history files."""
         arrays = {f"server.{name}": array for name, array in wire.pack(self.server).items()}
         arrays |= {f"clients.{name}": array for name, array in self.transport.save().items()}
-        arrays |= (
-            {}
-            if self.privacy is None
-            else {f"privacy.{k}": v for k, v in self.privacy.save().items()}
-        )
+        arrays |= {f"replies.{name}": array for name, array in self.chain.save().items()}
         counts = np.stack([self.last_round, self.ledger.up, self.ledger.down]).reshape(3, -1)
         rows = np.flatnonzero(
             (counts != [[-1], [0], [0]]).any(0)
@@ -315,7 +343,7 @@ class Loop:
             ) from error
 
     def _load(self, arrays: wire.Arrays) -> None:
-        parts: dict[str, wire.Arrays] = {"server": {}, "clients": {}, "loop": {}, "privacy": {}}
+        parts: dict[str, wire.Arrays] = {"server": {}, "clients": {}, "loop": {}, "replies": {}}
         for name, array in arrays.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = array
@@ -351,8 +379,7 @@ class Loop:
             raise CheckpointError(
                 f"the checkpoint is damaged: {wrong[0]!r} is not finite; start the run again"
             )
-        if self.privacy is not None:
-            self.privacy.load(parts["privacy"])
+        self.chain.load(parts["replies"])
         self.transport.load(parts["clients"])
         self.last_round, self.ledger = np.full(shape, -1, np.int64), wire.Ledger.empty(*shape)
         for table, values in zip(
@@ -408,8 +435,7 @@ def _sampled(x0: Vector) -> str:
     """A hash of some of the initial weights; a dry run has none."""
     if x0.is_meta:
         return ""
-    numbers = x0[..., :: max(1, x0.shape[-1] // SAMPLED)]
-    return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
+    return digest(repr(sampled(x0)))
 
 
 def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:

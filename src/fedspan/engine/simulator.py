@@ -2,14 +2,17 @@
 
 The loop and the processes do the same arithmetic; batched products may differ in the last digits. So `auto` chooses by
 a rule that knows the network, the batches and the clients alone: the same spec gives the same numbers, whatever else
-the machine does (`Simulator.how`). The clients' states are in `engine.population`.
+the machine does (`Simulator.how`). The work of a client is the same across machines: `answer` takes and gives packed
+arrays.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import math
 import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,29 +20,116 @@ import torch
 
 from fedspan.core import wire
 from fedspan.core.bundle import Bundle
-from fedspan.core.config import Engine, Participation, Simulate
-from fedspan.core.errors import SpecError
+from fedspan.core.config import Engine, Simulate
+from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.processes import NotSentError
-from fedspan.core.reply import payload
+from fedspan.core.reply import weighted
 from fedspan.core.round import Round
+from fedspan.core.sync import opened as rebuilt
 from fedspan.engine.pool import Pool
-from fedspan.engine.population import Population
-from fedspan.engine.running_mean import gathering, large
-from fedspan.engine.screening import Outlier, Screen, impossible, in_words, norms
-from fedspan.engine.transport import Replies
-from fedspan.engine.worker import local_work
+from fedspan.engine.states import ClientStates
+from fedspan.replies.chain import Chain, Event, Replies
+from fedspan.replies.clip import after, leaked, private_work
+from fedspan.replies.fixed_point import clipped_values, fixed_point_mean
+from fedspan.replies.screen import Outlier
 
-COPIES = (
-    1 << 16
-)  # numbers of the models of all clients of a round from which new states take the place of copies
-BATCHED = (
-    1 << 23
-)  # numbers of the models of all clients of a round up to which batched formulas are faster
+COPIES = 1 << 16  # numbers of a round's models from which new states take the place of copies
+BATCHED = 1 << 23  # numbers of a round's models up to which batched formulas are faster
 
 Answer = tuple[Any, Any, Vector | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """All that one client keeps between rounds: the method's state and its dated copy of x."""
+
+    state: Any
+    x: Vector | None = None
+    last_round: int = -1
+
+
+def without_zeros(state: Any) -> Any:
+    """A state whose vectors of zeros take no memory."""
+    zeros = {name: part for name, part in vars(state).items() if _is_zero(part)}
+    return state.replace(
+        **{name: part.new_zeros(()).expand(part.shape) for name, part in zeros.items()}
+    )
+
+
+def _is_zero(v: Vector) -> bool:
+    """Whether all numbers are zero; without a vector of answers."""
+    return not v.numel() or all(bool(end == 0) for end in torch.aminmax(v))
+
+
+BUFFERS = "buffers"  # the name under which they are packed, next to a message's own arrays
+
+
+def answer(
+    method: Method,
+    problem: Problem,
+    replica: Replica,
+    down: wire.Arrays,
+    rnd: Round,
+) -> tuple[Replica, wire.Arrays]:
+    """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
+    message = opened(method, replica, down, rnd)
+    sync = message.get("sync")
+    x = None if sync is None else sync.model
+    rnd = replace(rnd, last_round=np.array([[replica.last_round]]))
+    with torch.inference_mode():
+        state, up, buffers = local_work(
+            method, problem, replica.state, message, down.get(BUFFERS), rnd
+        )
+    beside = {} if buffers is None else {BUFFERS: buffers}
+    return Replica(state, x, rnd.t), wire.pack(up) | beside
+
+
+def local_work(
+    method: Method,
+    problem: Problem,
+    state: Any,
+    down: Any,
+    buffers: Vector | None,
+    rnd: Round,
+) -> tuple[Any, Any, Vector | None]:
+    """What the clients of a round do, however many: (new states, replies, buffers). The same for every transport."""
+    f = problem.cohort(rnd)
+    if rnd.privacy is not None:
+        return private_work(method, f, state, down, buffers, rnd)
+    if buffers is None:
+        return *method.client_step(state, down, f, rnd), None
+    f.begin(buffers)
+    state, up = method.client_step(state, down, f, rnd)
+    return state, up, f.buffers()
+
+
+def opened(method: Method, replica: Replica, down: wire.Arrays, rnd: Round) -> Bundle:
+    """A download from its arrays, with x rebuilt from the client's copy if the server sent changes of it."""
+    message = wire.unpack({name: array for name, array in down.items() if name != BUFFERS})
+    sync = message.get("sync")
+    if sync is not None:
+        missed, since = len(sync.log.entries), max(replica.last_round, 0)
+        lacks = method.logs_changes and sync.x is None and missed < rnd.t - since
+        if lacks or missed > rnd.t - since:
+            raise ProtocolError(
+                f"the server sent {missed:,} changes of the model, but this client's copy is of round {since} and this "
+                f"is round {rnd.t}"
+            )
+
+    def apply(copy: Vector, entry: Any, t: int) -> Vector:
+        if not method.logs_changes:
+            raise ProtocolError(
+                f"the server sent changes of the model, and {type(method).__name__} keeps no log of them"
+            )
+        own = (
+            copy is not replica.x
+        )  # made here for the change before, so that this one may be added in place
+        return method.apply_entry(copy, entry, replace(rnd, t=t, overwrite=own))
+
+    return rebuilt(message, replica.x, replica.last_round, apply)
 
 
 class Simulator:
@@ -51,7 +141,6 @@ class Simulator:
         problem: Problem,
         engine: Engine | None = None,
         *,
-        participation: Participation | None = None,
         resume: bool = False,
     ) -> None:
         engine = engine or Engine(simulate="loop")
@@ -66,12 +155,10 @@ class Simulator:
         if self.simulate == "auto" and not problem.has_formulas():
             self.simulate = "loop"
         self._pool: Pool | None = None
-        participation = participation or Participation(screen=None)
-        self.screen, self.aggregator = (
-            Screen(participation.screen, problem.x0.shape[0], method.statistics),
-            participation.aggregator,
-        )
-        self.population = Population(method, problem, engine, resume=resume)
+        first = without_zeros(method.init_client(problem.x0[:1], problem.layout))
+        self.shape = problem.x0.shape[0], problem.clients  # (runs, N)
+        folder = None if engine.states_dir is None else Path(engine.states_dir)
+        self.states = ClientStates(first, math.prod(self.shape), folder, resume=resume)
 
     def how(self, clients: int) -> Simulate:
         """How a round of so many clients is computed.
@@ -83,144 +170,147 @@ class Simulator:
             return self.simulate
         return "batched" if clients * self.problem.layout.size <= BATCHED else "loop"
 
-    def exchange(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
-        """Hands the download to the clients of a round, all of which reply; replies out of all measure are left out."""
+    def exchange(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
+        """Hands the download to the clients of a round, all of which reply; the chain decides what counts."""
         cohort = rnd.ids.shape[1]
-        how = self.how(cohort)
-        if how == "batched" or cohort == 1:
-            try:
-                own, theirs = self.population.take(rnd), _overwriting(rnd)
-                new, up, beside = local_work(self.method, self.problem, own, down, buffers, theirs)
-            except RuntimeError as error:
-                self._use_loop(error, cohort)
-                return self.exchange(rnd, down, buffers)
-        elif how == "pool":
-            new, up, beside = self._work(rnd, down, buffers)
-        elif large(rnd):
-            return self._in_turn(rnd, down, buffers)
-        else:
-            new, up, beside = _one_by_one(
-                self.method, self.problem, self.population.take(rnd), down, buffers, rnd
-            )
-        if outliers := self.screen.outliers(up, beside):
-            return self._without(outliers, rnd, new, up, beside)
-        self.population.put(rnd, new)
-        return Replies(np.arange(cohort), up, beside)
-
-    def _without(
-        self, outliers: list[Outlier], rnd: Round, new: Any, up: Any, beside: Vector | None
-    ) -> Replies:
-        """The replies that count; only the clients that sent them get their new states."""
-        places = np.delete(np.arange(rnd.ids.shape[1]), [one.place for one in outliers])
+        how: Simulate = "batched" if cohort == 1 else self.how(cohort)
+        together = how == "batched"
+        if chain.secure is not None:
+            return self._secure(rnd, down, buffers, chain)
+        if how == "loop" and chain.large(rnd):
+            return self._in_turn(rnd, down, buffers, chain)
+        # states of several clients are copied to be read, so that they may be overwritten
+        copies = together and cohort > 1 and rnd.ids.size * rnd.layout.size >= COPIES
+        overwrite = together and (copies or rnd.overwrite)
+        own = rnd if rnd.overwrite == overwrite else replace(rnd, overwrite=overwrite)
+        new, up, beside = self._work(own, down, buffers, how)
+        outliers = chain.screen.outliers(up, beside)
+        if not outliers:
+            self.states.put(rnd.rows, new)
+            return Replies(np.arange(cohort), up, beside)
+        # only clients whose replies count get their new states
+        places = np.delete(np.arange(cohort), [one.place for one in outliers])
         if not len(places):
-            return Replies(places, None, events=in_words(rnd, self._undone(outliers, rnd)))
+            return Replies(places, None, events=_events(rnd, self._undone(outliers, rnd)))
         new, up = (
             wire.gather([wire.pick(one, place) for place in places.tolist()]) for one in (new, up)
         )
-        self.population.put(rnd.subset(places), new)
-        return Replies(
-            places,
-            up,
-            None if beside is None else beside[:, places],
-            events=in_words(rnd, outliers),
-        )
+        self.states.put(rnd.subset(places).rows, new)
+        beside = None if beside is None else beside[:, places]
+        return Replies(places, up, beside, events=_events(rnd, outliers))
 
-    def _in_turn(self, rnd: Round, down: Any, buffers: Vector | None) -> Replies:
-        """The replies of the clients one after the other, so that one client's state is in memory.
-
-        A reply is compared with what was usual in earlier rounds: those of this round are not all there.
-        """
-        replies = gathering(self.method, rnd, self.aggregator)
-        beside, places, sizes, out = [], list[int](), [], list[Outlier]()
+    def _in_turn(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
+        """The replies of the clients one after the other, so that one client's state is in memory."""
+        replies = chain.gathering(rnd)
+        beside, places, out = list[Vector | None](), list[int](), list[Outlier]()
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
-            new, up, own = local_work(
-                self.method, self.problem, self.population.take(one), down, buffers, one
-            )
-            far = impossible(up, self.method.statistics)
-            if self.screen.factor is not None:
-                sizes.append(norms(payload(up).values()))
-                far += self.screen.judge(sizes[-1], count=False)
-            if far:
+            state = self.states.take(one.rows, one.ids.shape)
+            new, up, own = local_work(self.method, self.problem, state, down, buffers, one)
+            if far := chain.screen.one_of(up):
                 out += [outlier._replace(place=place) for outlier in self._undone(far, one)]
                 continue
-            self.population.put(one, new)
-            del new
+            self.states.put(one.rows, new)
             beside.append(own)
             places.append(place)
             replies.add(place, up)
-            del up  # not to be held during the work of the next client
-        if sizes:
-            self.screen.judge(
-                [[size for (size,) in of_run] for of_run in zip(*sizes, strict=True)]
-            )  # what is usual
-        if not places:
-            return Replies(np.array(places, np.int64), None, events=in_words(rnd, out))
-        return Replies(
-            np.array(places), replies.reply(), _beside(beside), events=in_words(rnd, out)
-        )
+            del state, new, up  # not to be held during the work of the next client
+        chain.screen.all_came()
+        up = replies.reply() if places else None
+        return Replies(np.array(places, np.int64), up, _beside(beside), events=_events(rnd, out))
 
     def _undone(self, outliers: list[Outlier], rnd: Round) -> list[Outlier]:
         """Gives a client its first state where the step of a large model has overwritten the one before."""
-        lost = self.population.restart(rnd)
+        lost = rnd.overwrite and self.states.restart(rnd.rows)
         return [
             one._replace(why=f"{one.why}; its state starts again") if lost else one
             for one in outliers
         ]
 
-    def _work(self, rnd: Round, down: Any, buffers: Vector | None) -> Answer:
+    def _secure(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
+        """A round of secure sums. The masks would cancel, so the rounded replies are added up as they are.
+
+        The clients' states follow from the rounded replies. The bytes are those of the protocol (`replies.secure`).
+        """
+        from fedspan.replies.secure.server import TooFewError, bytes_of_round, check_enough
+
+        assert chain.secure is not None
+        runs, cohort = rnd.ids.shape
+        base = wire.sizes(down) + (0 if buffers is None else buffers.shape[-1] * buffers.itemsize)
+        try:
+            check_enough("keys", cohort, cohort, chain.secure.survivors(cohort))
+        except TooFewError as error:
+            sent, _ = bytes_of_round(0, 0, chain.secure)
+            event = Event("other", None, f"{error}; nothing counted")
+            none = np.array([], np.int64)
+            return Replies(none, None, buffers, sent + base + 0 * rnd.ids, events=(event,) * runs)
+        before, rnd = self.states.take(rnd.rows, rnd.ids.shape), replace(rnd, overwrite=False)
+        how: Simulate = "batched" if cohort == 1 else self.how(cohort)
+        new, up, beside = self._work(rnd, down, buffers, how)
+        examples = [
+            [1 if rnd.weights is None else self.problem.examples(one) for one in ids]
+            for ids in rnd.ids.tolist()
+        ]
+        change = None if beside is None or buffers is None else beside - buffers
+        found = fixed_point_mean(
+            chain.secure, up, self.method.statistics, change, np.array(examples)
+        )
+        states = after(self.method, leaked(self.method, before, rnd), new, down, found.counted, rnd)
+        self.states.put(rnd.rows, states)
+        sent, received = bytes_of_round(cohort, found.length, chain.secure)
+        clipped = clipped_values(found.clipped, chain.secure) if found.clipped else ""
+        return Replies(
+            np.arange(cohort),
+            weighted(found.mean, rnd),
+            None if buffers is None or found.change is None else buffers + found.change,
+            sent + base + 0 * rnd.ids,
+            np.full(rnd.ids.shape, received),
+            (Event("other", None, clipped),) if clipped else (),
+        )
+
+    def _work(self, rnd: Round, down: Any, buffers: Vector | None, how: Simulate) -> Answer:
         """The work of a round without storing it: (new states, replies, buffers)."""
-        rnd, how = dataclasses.replace(rnd, overwrite=False), self.how(rnd.ids.shape[1])
+        cohort = rnd.ids.shape[1]
         if how == "batched":
+            state = self.states.take(rnd.rows, rnd.ids.shape)
             try:
-                return local_work(
-                    self.method, self.problem, self.population.take(rnd), down, buffers, rnd
-                )
+                return local_work(self.method, self.problem, state, down, buffers, rnd)
             except RuntimeError as error:
-                self._use_loop(error, rnd.ids.shape[1])
-                return self._work(rnd, down, buffers)
+                if cohort == 1 or "vmap: called random operation" not in str(error):
+                    raise
+            warnings.warn(
+                "simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=4
+            )
+            self.simulate, how, rnd = "loop", "loop", replace(rnd, overwrite=False)
         one_by_one = functools.partial(_one_by_one, self.method, self.problem)
-        if how == "loop":
-            return one_by_one(self.population.take(rnd), down, buffers, rnd)
-        if self._pool is None:
+        if how == "pool" and self._pool is None:
+            here = getattr(self.problem, "device", torch.device("cpu")).type == "cpu"
+            processes = min(self.workers or torch.get_num_threads(), cohort) if here else 1
             try:
-                self._pool = Pool(one_by_one, max(2, self._processes(rnd)))
+                self._pool = Pool(one_by_one, max(2, processes))
             except NotSentError as error:
                 warnings.warn(
                     f"simulate 'pool' needs functions and classes that other processes can import ({error}): put them "
                     "into a module; using 'loop'",
                     stacklevel=4,
                 )
-                self.simulate = "loop"
-                return self._work(rnd, down, buffers)
-        shares = [
-            rnd.subset(part)
-            for part in np.array_split(np.arange(rnd.ids.shape[1]), len(self._pool))
-            if len(part)
-        ]
+                self.simulate = how = "loop"
+        if how == "loop" or self._pool is None:
+            return one_by_one(self.states.take(rnd.rows, rnd.ids.shape), down, buffers, rnd)
+        parts = np.array_split(np.arange(cohort), len(self._pool))
+        shares = [rnd.subset(part) for part in parts if len(part)]
         return _joined(
             self._pool.map(
-                [(self.population.take(share), down, buffers, share) for share in shares]
+                [
+                    (self.states.take(share.rows, share.ids.shape), down, buffers, share)
+                    for share in shares
+                ]
             )
         )
 
-    def _use_loop(self, error: RuntimeError, cohort: int) -> None:
-        """Gives up batching if the network draws dropout; raises any other error again."""
-        if cohort == 1 or "vmap: called random operation" not in str(error):
-            raise error
-        warnings.warn(
-            "simulate 'batched' cannot draw dropout per client; using 'loop'", stacklevel=4
-        )
-        self.simulate = "loop"
-
-    def _processes(self, rnd: Round) -> int:
-        """As many as the threads this process may use; 1 where the model is elsewhere."""
-        here = getattr(self.problem, "device", torch.device("cpu")).type == "cpu"
-        return min(self.workers or torch.get_num_threads(), rnd.ids.shape[1]) if here else 1
-
     def close(self) -> None:
         """End the worker processes and close the files of the clients' states, where there are any."""
-        self.population.close()
+        self.states.close()
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -233,26 +323,32 @@ class Simulator:
 
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
-        return self.population.take_all()
+        return self.states.take_all(self.shape)
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
-        return {"usual": self.screen.save()} | self.population.save()
+        return self.states.save()
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
-        self.population.saved()
+        self.states.saved()
 
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
-        self.screen.load(arrays["usual"])
-        self.population.load(arrays)
+        self.states.load(arrays)
 
 
-def _overwriting(rnd: Round) -> Round:
-    """The round for clients whose states were copied to be read, as those of several clients are."""
-    copies = rnd.ids.shape[1] > 1 and rnd.ids.size * rnd.layout.size >= COPIES
-    return dataclasses.replace(rnd, overwrite=True) if copies else rnd
+def _events(rnd: Round, outliers: list[Outlier]) -> tuple[Event, ...]:
+    """Seeds that are computed together leave out the same places."""
+    return tuple(
+        Event(
+            "left out",
+            int(rnd.ids[run, place]),
+            why,
+            rnd.seeds[run] if len(rnd.seeds) > 1 else None,
+        )
+        for run, place, why in outliers
+    )
 
 
 def _one_by_one(
@@ -266,8 +362,9 @@ def _one_by_one(
     """Several clients in turn."""
     parts = []
     for place in range(rnd.ids.shape[1]):
-        own = Bundle(**{name: part[:, place : place + 1] for name, part in vars(state).items()})
-        parts.append(local_work(method, problem, own, down, buffers, rnd.subset(np.array([place]))))
+        own = {name: part[:, place : place + 1] for name, part in vars(state).items()}
+        one = rnd.subset(np.array([place]))
+        parts.append(local_work(method, problem, type(state)(**own), down, buffers, one))
     return _joined(parts)
 
 

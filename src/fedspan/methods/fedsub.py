@@ -56,9 +56,7 @@ class FedSub(LocalSteps):
 
     space: Projector = Coordinate(rank=0.1, refresh=5)  # where x moves in a round
     rank: Rank | None = None  # replaces the rank of `space`
-    variant: Literal["zero_sum", "stale"] = (
-        "zero_sum"  # line 5, for those who took part, or 5', for all
-    )
+    variant: Literal["zero_sum", "stale"] = "zero_sum"  # line 5, or 5', for all clients
     server_lr: float = 1.0  # η_g: step size of the server
 
     plain_sum = True

@@ -49,7 +49,7 @@ from fedspan.nn.batches import (
 )
 from fedspan.nn.chain import ChainRun
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
-from fedspan.privacy.randomness import new_key, normal, rounded, uniform
+from fedspan.replies.noise import new_key, normal, rounded, uniform
 
 if TYPE_CHECKING:
     from fedspan.nn.problem import TorchProblem
@@ -312,6 +312,7 @@ def _draw_all(
     lengths, steps = [len(parts[0]) for parts in every], rnd.local_steps
     batch = min(problem.batch_size, lengths[0])
     keys = seeds.children(seeds.keys(rnd.seeds[:1], "examples", rnd.t), rnd.ids[0])
+    alone = [TorchObjective(problem, rnd, i) for i in clients if problem.augment is not None]
     for step in itertools.count(0, steps):
         start, count = step * batch, steps * batch
         if len(set(lengths)) == 1:
@@ -327,21 +328,14 @@ def _draw_all(
             which = slice(k * batch, (k + 1) * batch)
             if problem.augment is None:
                 yield gathered, which
-            else:
-                drawn = (part[:, which] for part in gathered)
-                yield _augmented(problem, rnd, clients, drawn, step + k), slice(None)
-
-
-def _augmented(
-    problem: TorchProblem, rnd: Round, clients: list[int], drawn: Iterator[Tensor], step: int
-) -> Parts:
-    found = [
-        TorchObjective(problem, rnd, client).augmented(tuple(batch), step)
-        for client, *batch in zip(clients, *drawn, strict=True)
-    ]
-    if len({batch[0].shape for batch in found}) > 1:
-        raise SpecError("`augment` gives batches of several shapes; set engine.simulate to 'loop'")
-    return tuple(map(torch.stack, zip(*found, strict=True)))
+                continue
+            drawn = zip(alone, *(part[:, which] for part in gathered), strict=True)
+            found = [one.augmented(tuple(own), step + k) for one, *own in drawn]
+            if len({own[0].shape for own in found}) > 1:
+                raise SpecError(
+                    "`augment` gives batches of several shapes; set engine.simulate to 'loop'"
+                )
+            yield tuple(map(torch.stack, zip(*found, strict=True))), slice(None)
 
 
 def _shuffled(of: seeds.Keys, n: int, start: int, count: int) -> Tensor:

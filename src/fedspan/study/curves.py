@@ -17,15 +17,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.api.run import COSTS
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
-from fedspan.core.sealed import read_table
+from fedspan.core.json_log import check_form, read_table
 from fedspan.core.spec import Spec, flat
 from fedspan.engine import history
-from fedspan.engine.judging import PLAIN
+from fedspan.engine.history import PLAIN
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import OUTCOME
-from fedspan.engine.provenance import check_run
+from fedspan.engine.provenance import OUTCOME, check_run
 
 RECORDED = {"client_state": int, "client_memory": int, "test_examples": int, "projected": list[int]}
 POINTS = 120  # rows of a curve that are kept
@@ -207,7 +205,7 @@ class Series:
     seeds: tuple[int, ...]
     curves: dict[str, Curve]
     unfinished: dict[int, int] = field(default_factory=dict)  # seed → round, if it can go on
-    costs: Table = field(default_factory=dict)  # what the runs have recorded in `COSTS`
+    costs: Table = field(default_factory=dict)  # what the runs have recorded
 
     @staticmethod
     def of(
@@ -270,7 +268,7 @@ class Series:
 
 def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:
     """All runs below some directories: what sets a task apart, and the series on it. Seeds of a spec are one series."""
-    groups: dict[str, dict[int, tuple[Table, list[Line], Path]]] = {}  # identity → seed → run
+    groups: dict[str, dict[int, tuple[Table, list[Line], Table]]] = {}  # identity → seed → run
     for place in places:
         files = sorted(place.rglob(history.NAME)) if place.is_dir() else [place]
         homes = {file: _run_dir(file.parent) for file in files}
@@ -295,9 +293,9 @@ def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:
                 alike = {k: v for k, v in spec.items() if k not in ("rounds", "seed")}
                 identity = json.dumps(alike)
             seeds = groups.setdefault(identity, {})
-            if rows and len(rows) > len(seeds.get(spec["seed"], ({}, [], file))[1]):
-                seeds[spec["seed"]] = spec, rows, homes[file]
-    tasks: dict[str, list[dict[int, tuple[Table, list[Line], Path]]]] = {}
+            if rows and len(rows) > len(seeds.get(spec["seed"], ({}, [], {}))[1]):
+                seeds[spec["seed"]] = spec, rows, recorded(homes[file], header)
+    tasks: dict[str, list[dict[int, tuple[Table, list[Line], Table]]]] = {}
     for group in filter(None, groups.values()):
         spec = next(iter(group.values()))[0]
         own = {k: spec[k] for k in ("model", "data") if k in spec}  # of a run of `fit`: sizes only
@@ -310,9 +308,9 @@ def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:
         firsts = [next(iter(seeds.values())) for seeds in some]
         series = []
         names = labels([spec for spec, *_ in firsts])
-        for label, (spec, _, home), seeds in zip(names, firsts, some, strict=True):
+        for label, (spec, _, costs), seeds in zip(names, firsts, some, strict=True):
             made = Series.of(label, "", spec, tuple(seeds), [rows for _, rows, _ in seeds.values()])
-            series.append(replace(made, costs=recorded(home)))
+            series.append(replace(made, costs=costs))
         out.append((title or "Runs", series))
     return out
 
@@ -323,10 +321,16 @@ def _run_dir(folder: Path) -> Path:
     return folder.parent if shared and (folder.parent / OUTCOME).exists() else folder
 
 
-def recorded(run_dir: Path) -> Table:
-    """The costs that a run has recorded; empty for a run of an earlier version, or one that has not ended."""
-    path = run_dir / COSTS
-    found = read_table(path, more=RECORDED) if path.exists() else {}
+def memory_file(run_dir: Path) -> Path:
+    """Beside a run of a study: the memory of its clients."""
+    return run_dir.with_name(f"{run_dir.name}.json")
+
+
+def recorded(run_dir: Path, header: Line) -> Table:
+    """The costs that a run has recorded in its history, and a study beside it; fewer of an earlier version."""
+    path = memory_file(run_dir)
+    found = check_form(header.get("costs", {}), run_dir, {}, RECORDED)
+    found |= read_table(path, more=RECORDED) if path.exists() else {}
     return {key: found[key] for key in RECORDED if key in found}
 
 

@@ -30,21 +30,21 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedspan.api.run import COSTS, run
+from fedspan.api.run import run
 from fedspan.callbacks._event_log import log
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError, Terminated
+from fedspan.core.json_log import write_table
 from fedspan.core.plugins import load_plugin
 from fedspan.core.processes import FORKS, NotSentError, Shared, without_script
-from fedspan.core.sealed import write_table
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.system import release_memory, warn_if_public
 from fedspan.core.terminal import say
 from fedspan.costs.plan import client_memory
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.outcome import CHECKPOINT
-from fedspan.study.curves import recorded
+from fedspan.engine.provenance import CHECKPOINT
+from fedspan.study.curves import memory_file
 from fedspan.study.jobs import FAILED, Job
 
 End = Literal["finished", "stopped", "failed"]
@@ -191,8 +191,7 @@ def execute(
                 number += 1
                 seen(job.run_dir, job.spec.rounds)
                 if end == "finished" and (memory := client_memory(job.spec)) is not None:
-                    costs = recorded(job.run_dir)
-                    write_table(job.run_dir / COSTS, costs | {"client_memory": memory})
+                    write_table(memory_file(job.run_dir), {"client_memory": memory})
                 if end == "failed":
                     where = f"{job.run_dir.parent.name}/{job.run_dir.name}"
                     say(f"{where} failed: {job.failure()}", console)

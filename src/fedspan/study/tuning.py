@@ -23,8 +23,9 @@ from fedspan.callbacks._event_log import kind_of
 from fedspan.core.errors import CheckpointError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
-from fedspan.engine.outcome import LR, read_lr
-from fedspan.study.curves import Axis, Curve, Floats, Series, Tail, recorded
+from fedspan.engine.loop import Line
+from fedspan.engine.provenance import LR, read_lr
+from fedspan.study.curves import Axis, Curve, Floats, Series, Table, Tail, recorded
 from fedspan.study.jobs import Job, jobs_of
 from fedspan.study.model import Case, Part, Point, Study, Variant, settings
 
@@ -119,18 +120,20 @@ class Cell:
 
     def _read(self, jobs: list[Job]) -> Series:
         """The runs of one point as a series, no longer than their jobs."""
-        rows = []
+        rows: list[list[Line]] = []
+        costs: Table = {}
         for job in jobs:
             failed = job.failure() is not None
             for file in job.histories():
                 if not file.exists() and not failed:
                     raise CheckpointError(f"{str(file)!r} is missing; run the comparison again")
-                known = [] if failed else history.read(file)[1]
+                header, known = ({}, []) if failed else history.read(file)
                 rows.append([row for row in known if row["round"] <= job.spec.rounds])
+                costs = costs or recorded(job.run_dir, header)
         seeds = [seed for job in jobs for seed in range(job.spec.seed, job.spec.seed + job.seeds)]
         label, color, spec = self.variant.label, self.variant.color, jobs[0].spec.table()
         found = Series.of(label, color, spec, seeds, rows)
-        return dataclasses.replace(found, costs=recorded(jobs[0].run_dir))
+        return dataclasses.replace(found, costs=costs)
 
     # ---- points
 

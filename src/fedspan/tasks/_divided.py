@@ -85,9 +85,7 @@ def _first(split: Split, classes: int | None, per_class: int | None) -> Split:
 class NetworkTask(DividedTask):
     """A network on numbers or images."""
 
-    module_dir: str | None = (
-        None  # where your own model is looked for; by default the directory of the spec file
-    )
+    module_dir: str | None = None  # where your own model is looked for; None: beside the spec file
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The data, divided among clients, and the network."""

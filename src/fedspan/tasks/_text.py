@@ -25,12 +25,8 @@ class TextTask(ModuleTask):
 
     data: Any
     model: str
-    precision: Literal["full", "bfloat16"] = (
-        "full"  # of the weights; x and the controls keep the run's dtype
-    )
-    gradient_checkpointing: bool = (
-        False  # keeps the activations of few layers, and computes the others twice
-    )
+    precision: Literal["full", "bfloat16"] = "full"  # of the weights; x keeps the run's dtype
+    gradient_checkpointing: bool = False  # keep few activations, and compute the others twice
     dropout: float = 0.0  # replaces the model's own
 
     def __post_init__(self) -> None:

@@ -22,10 +22,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from fedspan.core.config import Settings
+from fedspan.core.digest import module_text, source_of
 from fedspan.core.errors import SpecError, at_least, one_line
 from fedspan.core.registry import register
 from fedspan.core.seeds import torch_generator
-from fedspan.core.source import module_text, source_of
 from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import table_columns
 from fedspan.nn.problem import TorchProblem
@@ -42,11 +42,9 @@ class Custom(ModuleTask):
 
     module: str | None = None  # import name or path of a Python file with model() and data(client)
     clients: int | None = None  # number of clients of the module
-    module_dir: str | None = (
-        None  # where the module is looked for; by default the directory of the spec file
-    )
+    module_dir: str | None = None  # where the module is looked for; None: beside the spec file
     objects: Material | None = field(
-        default=None, init=True, repr=False, compare=False
+        default=None, repr=False, compare=False
     )  # set by `fedspan.fit`
 
     def __post_init__(self) -> None:

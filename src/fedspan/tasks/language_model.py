@@ -35,9 +35,7 @@ class LanguageModel(TextTask):
     min_characters: int = 1000  # text that a client must have
     block: int = 128  # tokens of an example, including the mark of a beginning
     test_share: float = 0.1  # of each client's text, its end
-    test_blocks: int | None = (
-        256  # blocks to evaluate on, spread evenly over the clients; None: all
-    )
+    test_blocks: int | None = 256  # blocks to evaluate on, spread evenly over clients; None: all
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,10 +27,10 @@ from fedspan.core.config import Projection, Settings, Training
 from fedspan.core.errors import DataError, SpecError, at_least, one_line, positive
 from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.linear_map import LinearMap
+from fedspan.core.memory_limit import check_memory
 from fedspan.core.objective import Direction, Objective, Plus, Problem, SteppingDirection
 from fedspan.core.registry import register
 from fedspan.core.round import Round, Schedule
-from fedspan.core.space import check_memory
 from fedspan.core.task import Holdings, Task
 from fedspan.data.columns import UNREADABLE, digest, read_npz
 
@@ -56,9 +56,7 @@ class Regression(Task):
     reg: float = 0.1  # λ: weight of the ridge penalty
     noise: float = 0.01  # standard deviation of the noise in B
     data_seed: int | None = None  # seed of the data; none: that of the run
-    data: str | None = (
-        None  # .npz with A (N, n, d), B (N, n, m) and, for clients of unequal size, n (N,)
-    )
+    data: str | None = None  # .npz with A (N, n, d), B (N, n, m) and, for unequal sizes, n (N,)
 
     def __post_init__(self) -> None:
         for name in ("clients", "dim", "outputs", "samples"):

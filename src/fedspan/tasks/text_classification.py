@@ -29,9 +29,7 @@ NAMES = ("banking77", "banking77_mini")
 class TextClassification(DividedTask, TextTask):
     """Clients with texts of their own, evaluated on one test set."""
 
-    data: str | OwnData = (
-        "banking77"  # banking77_mini, or a table with a `path`: a .csv, .jsonl … with text and label
-    )
+    data: str | OwnData = "banking77"  # banking77_mini, or a table with a `path`: text and label
     model: str = "minilm"  # minilm, tiny, or the directory of a model
     partition: Partition = field(
         default_factory=lambda: Dirichlet(clients=20, alpha=0.1)

@@ -39,6 +39,7 @@ from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
+from fedspan.replies.chain import Chain
 
 Floats = npt.NDArray[np.float64]
 Floor = Callable[[Floats | float], Floats]
@@ -297,7 +298,8 @@ class TrialRunner:
         with Simulator(method, self.problem, Engine()) as clients:
             loop = Loop(
                 method, self.problem, clients, self.problem.seeds, self.clients_per_round, rounds=self.rounds,
-                aggregator=how.aggregator, known_start=how.known_start, unbiased=how.unbiased,
+                chain=Chain(method, dataclasses.replace(how, screen=None), runs=len(self.problem.seeds)),
+                known_start=how.known_start, unbiased=how.unbiased,
             )  # fmt: skip
             for row in loop.rows(rounds, max(1, rounds // POINTS)):
                 value = float(row.metrics[self.metric].mean()) + self.offset

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,27 +13,21 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedspan.core import refusals
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_line
 from fedspan.core.method import DETAILS
-from fedspan.core.round import Round
 from fedspan.core.spec import Spec
-from fedspan.engine.history import Rounds
-from fedspan.engine.loop import Line, Loop, Row
-from fedspan.engine.outcome import ROUNDS
+from fedspan.engine.loop import Loop, Row
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
-from fedspan.engine.transport import Replies
-from fedspan.privacy.checks import check_spec, screening
-from fedspan.privacy.mechanism import Mechanism
-from fedspan.privacy.secure_checks import check_secure
 from fedspan.remote.channel import Failure
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
-from fedspan.remote.secure_server import SecureTransport
 from fedspan.remote.server import RemoteTransport
+from fedspan.replies.chain import Chain, Event
 
 log = logging.getLogger("flwr")
 GRACE = 2.0  # seconds more for clients that were silent when last asked
@@ -63,9 +56,7 @@ class GridChannel:
     grid: Grid
     clients: int
     timeout: float
-    roster: Roster | None = (
-        None  # which node each client's number belongs to; None: to the newest node
-    )
+    roster: Roster | None = None  # the node of each client's number; None: the newest node
     bound: bool | None = True  # whether the roster is kept to; None: if Flower authenticates nodes
     nodes: dict[int, int] = field(default_factory=dict)  # client → node
     identified: dict[int, int] = field(
@@ -110,12 +101,13 @@ class GridChannel:
 
     def _read(self, reply: Message, max_bytes: int) -> RoundMessage | Failure:
         if reply.has_error():
-            return Failure(f"Flower error {reply.error.code}: {one_line(reply.error.reason)}")
+            told = f"Flower error {reply.error.code}: {one_line(reply.error.reason)}"
+            return Failure(told, kind="other")
         try:
             self.records_up += count_bytes(reply.content)
             return read_message(reply.content, max_bytes)
         except Exception as error:  # of whatever kind: it is this client's failure, never the run's
-            return Failure(f"reply refused: {one_line(error)}")
+            return Failure(f"reply refused: {one_line(error)}", kind="refused")
 
     def _replies(self, missing: dict[str, int]) -> Iterator[tuple[str, Message]]:
         """Replies to messages, given as message → client.
@@ -229,45 +221,32 @@ def _registered_before(node: Any) -> bool:
 
 @dataclass
 class RunLog(Callback):
-    """The progress of a run: lines in Flower's log, and one line per round in `rounds.jsonl`."""
+    """The progress of a run: lines in Flower's log, and the bytes of Flower's records in the run's own."""
 
-    rounds: Rounds
     channel: GridChannel
     total: int
-    run: Loop | None = None
     logged: tuple[int, int] = (0, 0)  # bytes of records up and down until the last round
 
     def on_run_start(self, run: Loop) -> None:
-        """Continue the files of an interrupted run."""
-        self.run = run
+        """Continue the roster of an interrupted run."""
         if self.channel.roster is not None:
             self.channel.roster.belongs(
                 run.id
             )  # also if it is decided later whether clients are bound
-        self.channel.news += self.rounds.begin(run.checks.get(self.rounds.path.name, ""))
 
-    def log_round(self, rnd: Round, replies: Replies) -> None:
-        """After every round: who was sampled and accepted, bytes, and events."""
+    def on_round_end(self, run: Loop) -> None:
+        """Count the bytes of the records, and note which nodes were refused."""
         now = (self.channel.records_up, self.channel.records_down)
-        sampled = rnd.ids[0]
-        line: Line = {
-            "round": rnd.t,
-            "sampled": sampled.tolist(),
-            "accepted": sampled[replies.places].tolist(),
-        }
-        line["payload_up"] = 0 if replies.received is None else int(replies.received.sum())
-        line["payload_down"] = 0 if replies.sent is None else int(replies.sent.sum())
-        line["records_up"], line["records_down"] = (
-            new - old for new, old in zip(now, self.logged, strict=True)
-        )
-        events = [*replies.events, *(f"round {rnd.t}: {one}" for one in self.channel.news)]
-        self.channel.news.clear()
-        assert self.run is not None
-        self.run.checks[self.rounds.path.name] = self.rounds.append(
-            line | ({"events": events} if events else {})
-        )
+        for name, new, old in zip(("records_up", "records_down"), now, self.logged, strict=True):
+            run.carried[name] = run.carried.get(name, 0) + new - old
         self.logged = now
-        for event in events:
+        if self.channel.news:
+            run.note([Event("refused", None, text) for text in self.channel.news])
+            self.channel.news.clear()
+
+    def warn(self, told: Sequence[str]) -> None:
+        """Log what went wrong."""
+        for event in told:
             log.warning("fedspan %s", event)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
@@ -285,52 +264,29 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         raise SpecError(
             "run config 'run-dir' is missing: a directory on the server for results and checkpoints"
         )
-    if spec.epochs is not None:
-        raise SpecError(
-            "`epochs` needs the clients' data, which a server does not have; set method.local_steps"
-        )
-    if spec.eval_clients_every is not None:
-        raise SpecError(
-            "`eval_clients_every` needs the clients' data, which a server does not have; leave it out"
-        )
-    for callback in spec.callbacks:
-        if callback.needs_all_clients:
-            name = type(callback).__name__
-            raise SpecError(
-                f"callback {name} needs all clients' data, which a server does not have; leave it out"
-            )
+    refusals.check(refusals.Run(spec, server=config))
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
     problem = spec.task.server_problem((spec.seed,), spec)
+    refusals.check(refusals.Run(spec, problem=problem, server=config))
     clients_per_round = spec.clients_per_round or problem.clients
     if config.min_replies > clients_per_round:
         raise SpecError(
             f"run config 'min-replies' is {config.min_replies}, more than the {clients_per_round} clients of a round"
         )
-    privacy = _privacy(spec, problem.clients, clients_per_round, config)
+    chain = Chain.of(spec, method, problem.clients, clients_per_round)
     roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
     decided = config.bind_clients is True or bool(roster and roster.nodes)
     channel = GridChannel(grid, problem.clients, config.timeout, roster, True if decided else None)
-    run_log = RunLog(Rounds(run_dir / ROUNDS, private=spec.dp is not None), channel, spec.rounds)
-    kind: Callable[..., RemoteTransport] = RemoteTransport
-    if spec.secure is not None:
-        check_secure(spec, method, problem.clients, clients_per_round)
-        if config.checkpoint_every != 1:
-            raise SpecError(
-                f"run config 'checkpoint-every' is {config.checkpoint_every}: a resumed run would sum rounds again, "
-                "which clients refuse; with `privacy.secure` set it to 1"
-            )
-        kind = functools.partial(SecureTransport, secure=spec.secure)
-    transport = kind(
+    transport = RemoteTransport(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
         min_replies=config.min_replies, pause=config.pause, backup=config.backup,
-        copies_dir=run_dir / "copies", resume=config.resume, on_round=run_log.log_round,
-        participation=screening(spec),
+        copies_dir=run_dir / "copies", resume=config.resume,
     )  # fmt: skip
-    callbacks = (*spec.callbacks, run_log)
+    run_log = RunLog(channel, spec.rounds)
     loop = Loop(
-        method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir,
-        aggregator=spec.participation.aggregator, known_start=spec.participation.known_start, privacy=privacy,
-        metrics=spec.metrics, unbiased=spec.participation.unbiased,
+        method, problem, transport, (spec.seed,), clients_per_round, (*spec.callbacks, run_log), run_dir,
+        chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
+        unbiased=spec.participation.unbiased, on_events=run_log.warn,
     )  # fmt: skip
     problem.drop_start()
     channel.wait(config.wait)
@@ -344,25 +300,3 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     result = execute(loop, spec, keeping)
     log.info("fedspan %s; results in %s", result.status, run_dir)
     return result
-
-
-def _privacy(
-    spec: Spec, clients: int, clients_per_round: int, config: RunConfig
-) -> Mechanism | None:
-    """The private sum of the spec, and settings of the deployment with which ε holds."""
-    if spec.dp is None:
-        return None
-    check_spec(spec)
-    if spec.dp.level == "example":
-        return None  # each client adds its own noise
-    if config.min_replies != 1:
-        raise SpecError(
-            f"run config 'min-replies' is {config.min_replies}: one client could decide whether all others count; with "
-            "`privacy` set it to 1"
-        )
-    if config.checkpoint_every != 1:
-        raise SpecError(
-            f"run config 'checkpoint-every' is {config.checkpoint_every}: a resumed run would release rounds again; "
-            "with `privacy` set it to 1"
-        )
-    return Mechanism.of(spec.dp, clients, clients_per_round, spec.rounds)

@@ -1,0 +1,1 @@
+"""What happens to the replies of a round, in this order: screen, clip, round, sum, noise (`replies.chain`)."""

@@ -1,0 +1,1 @@
+"""Secure aggregation: the server learns the sum of the replies of a round, and no single one."""

@@ -1,0 +1,367 @@
+"""A client's part of a secure sum (Bonawitz et al. 2017, eprint 2017/281): four questions, each answered once.
+
+     1  keys     draw two key pairs and the seed of a self mask; send the public keys, a commitment to the seed and the
+                 client's own number of examples
+     2  shares   check the others' keys and numbers; cut the mask's private key and the seed into shares, t of n, and
+                 send one of each, sealed, to every client
+     3  train    send the reply times the client's weight as whole numbers + self mask ± one mask for each client that
+                 sent shares
+     4  unmask   of each client send one share: of its seed if its reply arrived, of its key if not
+
+Nobody is ever given both shares of a client: the fourth question is answered once per session, for one list of
+survivors. A new session draws everything anew. The functions are pure: whoever keeps a `Session` must store the new one
+before the answer leaves the machine.
+
+The server does not decide weights: client i counts n_i |R| / Σ_R n_j, by the numbers that the clients of the roster R
+have announced themselves. Every key that two clients agree on depends on the whole roster, so that a server that names
+different numbers, keys, clients or rounds to two clients gets a sum from which no mask can be removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedspan.core.errors import ProtocolError
+from fedspan.core.privacy import LEAST, Privacy
+from fedspan.core.wire import Arrays
+from fedspan.replies.fixed_point import FixedPoint, Numbers, shares_of
+from fedspan.replies.secure.identity import SIGNATURE, Identity
+from fedspan.replies.secure.keys import (
+    KEY,
+    NONCE,
+    SESSION,
+    TAG,
+    add_mask,
+    agreed_key,
+    commitment,
+    new_key,
+    public_key,
+    seal,
+    unseal,
+)
+from fedspan.replies.secure.shares import SHARE, split
+
+PHASES = ("keys", "shares", "train", "unmask")
+ARRAYS = {
+    "keys": {"session"},
+    "shares": {"session", "clients", "keys", "threshold"},
+    "train": {"session", "sharers", "shares"},
+    "unmask": {"session", "survivors"},
+}
+COUNT = 8  # bytes of a number of examples
+ANNOUNCED = 3 * KEY + COUNT  # two public keys, a commitment, and a number of examples
+MOST_EXAMPLES = 1 << 40  # of a client: sums and quotients of such numbers are exact
+SEALED = NONCE + 2 * SHARE + TAG  # bytes of the two shares that one client sends to another
+UNREADABLE = b"\xff" * SHARE  # in place of a share that did not arrive intact
+NAMED = "secure."  # prefix of the arrays of the protocol, next to those of a download
+
+
+def _none() -> torch.Tensor:
+    return torch.zeros(0, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who answers: a client with settings of its own."""
+
+    client: int
+    privacy: Privacy
+    identity: Identity | None = None  # where keys are signed
+    examples: int | None = None  # by which it counts; None: all clients count alike
+    settings: str = ""  # a fingerprint of all that clients must have in common
+
+    def signer(self) -> Identity:
+        """The identity, which must be there."""
+        if self.identity is None:
+            raise ProtocolError(
+                "`privacy.secure_signed` needs identity-key and roster in the config of this client's node"
+            )
+        return self.identity
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """What a client keeps between two questions of a session."""
+
+    answered: int  # of the four questions
+    id: torch.Tensor
+    client: int
+    round: int
+    private: torch.Tensor = field(default_factory=_none)  # (3, 32): two private keys and a seed
+    threshold: int = 0
+    clients: torch.Tensor = field(default_factory=_none)  # that sent keys
+    keys: torch.Tensor = field(
+        default_factory=_none
+    )  # (clients, 104 or 168): what each has announced, its signature
+    roster: torch.Tensor = field(
+        default_factory=_none
+    )  # a hash of all that the clients must have been told alike
+    sharers: torch.Tensor = field(default_factory=_none)  # that sent shares
+    shares: torch.Tensor = field(
+        default_factory=_none
+    )  # (sharers, SEALED): what they sent to this client
+    opened_round: int = -1  # the last round whose masks this client helped to remove
+    opened: torch.Tensor = field(default_factory=_none)  # whose replies were in its sum
+
+    def arrays(self) -> Arrays:
+        """Return what a file of the session holds."""
+        return {
+            name: torch.tensor([value]) if isinstance(value, int) else value
+            for name, value in vars(self).items()
+        }
+
+    @staticmethod
+    def of(arrays: Arrays) -> Session:
+        """Return the session that a file holds."""
+        known = {one.name: one.type for one in fields(Session)}
+        if arrays.keys() != known.keys():
+            raise ProtocolError("the session of this client is damaged; a new one begins with keys")
+        parts: Any = {k: int(v) if known[k] == "int" else v for k, v in arrays.items()}
+        return Session(**parts)
+
+    def expects(self, phase: str, message: Arrays) -> None:
+        """Raises unless this question is the next one of the session."""
+        if not torch.equal(self.id, _bytes_in(message, "session", (SESSION,))):
+            raise ProtocolError("the question is of another session; a new one begins with keys")
+        if (number := PHASES.index(phase)) != self.answered:
+            answered = "has been answered" if number < self.answered else "comes too early"
+            raise ProtocolError(
+                f"the question {phase!r} of the session {answered}; it is answered once, in its turn"
+            )
+        _only(phase, message)
+
+    def key(self, other: int, purpose: str) -> bytes:
+        """What this client agreed on with another one: for shares from or to it, or for the mask of the two."""
+        mine, pair = int(purpose == "mask"), (min(self.client, other), max(self.client, other))
+        theirs = self.keys[self.clients.tolist().index(other), mine * KEY : (mine + 1) * KEY]
+        clients = {"mask": pair, "to": (self.client, other), "from": (other, self.client)}[purpose]
+        kind = "mask" if purpose == "mask" else "shares"
+        return agreed_key(
+            to_bytes(self.private[mine]), to_bytes(theirs), kind, to_bytes(self.roster), *clients
+        )
+
+    def factor(self) -> float:
+        """How much this client counts in the sum; 1 on average over the roster."""
+        counts = map(count_in, self.keys)
+        return shares_of(dict(zip(self.clients.tolist(), counts, strict=True)))[self.client]
+
+    def opened_shares(self) -> list[bytes]:
+        """The two shares that each client sent to this one."""
+        pairs = zip(self.shares, self.sharers.tolist(), strict=True)
+        return [
+            unseal(self.key(other, "from"), to_bytes(sealed)) or UNREADABLE * 2
+            for sealed, other in pairs
+        ]
+
+
+def width(privacy: Privacy) -> int:
+    """Bytes of what a client announces, and of its signature."""
+    return ANNOUNCED + SIGNATURE * privacy.secure_signed
+
+
+def count_in(row: torch.Tensor) -> int:
+    """The number of examples in what a client has announced."""
+    return int.from_bytes(to_bytes(row[3 * KEY : ANNOUNCED]), "little")
+
+
+def roster_hash(
+    session: bytes, about: str, threshold: int, clients: list[int], keys: torch.Tensor
+) -> torch.Tensor:
+    """A hash of what every client of a session must be told alike."""
+    text = f"fedspan secure sum 2 roster {session.hex()} {about} {threshold} {clients} ".encode()
+    return to_tensor(hashlib.sha256(text + to_bytes(keys.contiguous())).digest())
+
+
+def advertise(
+    message: Arrays, member: Member, t: int = 0, before: Session | None = None
+) -> tuple[Session, Arrays]:
+    """The first question: begins a session for round t; `before` is the client's last one."""
+    _only("keys", message)
+    session = _bytes_in(message, "session", (SESSION,))
+    opened = (
+        {} if before is None else {"opened_round": before.opened_round, "opened": before.opened}
+    )
+    if before is not None and t < before.opened_round:
+        raise ProtocolError(
+            f"round {t} is over: this client has taken part in round {before.opened_round}, and sums of one round over "
+            "different clients tell of single ones; begin another run, with another run-name"
+        )
+    private = to_tensor(b"".join(new_key() for _ in range(3))).reshape(3, KEY)
+    begun = Session(1, session, member.client, t, private, **opened)  # type: ignore[arg-type]
+    announced = _announced(begun, member)
+    if member.privacy.secure_signed:
+        announced += member.signer().sign(announced, to_bytes(session), member.client)
+    return begun, {"keys": to_tensor(announced)}
+
+
+def _announced(session: Session, member: Member) -> bytes:
+    """What a client says of itself at the first question."""
+    first, second, seed = map(to_bytes, session.private)
+    count = (1 if member.examples is None else member.examples).to_bytes(COUNT, "little")
+    return (
+        public_key(first)
+        + public_key(second)
+        + commitment(seed, to_bytes(session.id), session.client)
+        + count
+    )
+
+
+def share(session: Session, message: Arrays, member: Member) -> tuple[Session, Arrays]:
+    """The second question: who takes part, by which keys and weights."""
+    session.expects("shares", message)
+    privacy = member.privacy
+    clients = _clients_in(message, "clients")
+    keys = _bytes_in(message, "keys", (len(clients), width(privacy)))
+    threshold = _whole(message, "threshold")
+    if len(clients) < LEAST:
+        raise ProtocolError(
+            f"{len(clients)} clients take part, and a sum of fewer than {LEAST} hides nobody"
+        )
+    if len(np.unique(keys.numpy(), axis=0)) < len(clients):
+        raise ProtocolError("two clients have the same keys")
+    if session.client not in clients:
+        raise ProtocolError("this client is not among those of the session")
+    if to_bytes(keys[clients.index(session.client), :ANNOUNCED]) != _announced(session, member):
+        raise ProtocolError("the keys of this client, or its number of examples, were changed")
+    if not privacy.survivors(len(clients)) <= threshold <= len(clients):
+        raise ProtocolError(
+            f"the threshold is {threshold} of {len(clients)} clients, outside what the settings allow"
+        )
+    FixedPoint.of(privacy).check(len(clients))
+    for client, row in zip(clients, keys, strict=True):
+        most = 1 if member.examples is None else MOST_EXAMPLES
+        if not 1 <= (count := count_in(row)) <= most:
+            why = "all clients count alike" if most == 1 else "that is no number of examples"
+            raise ProtocolError(f"client {client} would count by {count} examples, but {why}")
+        if privacy.secure_signed:
+            signature = to_bytes(row[ANNOUNCED:])
+            member.signer().check(
+                to_bytes(row[:ANNOUNCED]), signature, to_bytes(session.id), client
+            )
+    roster = roster_hash(
+        to_bytes(session.id), f"{session.round} {member.settings}", threshold, clients, keys
+    )
+    session = replace(
+        session,
+        answered=2,
+        threshold=threshold,
+        clients=torch.tensor(clients),
+        keys=keys,
+        roster=roster,
+    )
+    points = [client + 1 for client in clients]
+    both = zip(
+        *(split(to_bytes(session.private[part]), threshold, points) for part in (2, 1)), strict=True
+    )
+    sealed = [
+        seal(session.key(to, "to"), seed + key)
+        for to, (seed, key) in zip(clients, both, strict=True)
+    ]
+    return session, {"shares": to_tensor(b"".join(sealed)).reshape(-1, SEALED)}
+
+
+def mask(session: Session, message: Arrays, numbers: Numbers) -> tuple[Session, Arrays]:
+    """The third question: the reply in whole numbers, which this changes to the masked ones.
+
+    Signed keys of an earlier session could be sent again by the server. But only who holds the private key can seal a
+    share for this client's new key, so with signed keys every share must open.
+    """
+    session.expects("train", message)
+    sharers = _clients_in(message, "sharers")
+    shares = _bytes_in(message, "shares", (len(sharers), SEALED))
+    _check_those(sharers, session.clients.tolist(), session)
+    session = replace(session, answered=3, sharers=torch.tensor(sharers), shares=shares)
+    if session.keys.shape[1] > ANNOUNCED and UNREADABLE * 2 in session.opened_shares():
+        raise ProtocolError("a client did not seal its shares with the keys that it signed")
+    for other in sharers:
+        if other != session.client:
+            add_mask(numbers, session.key(other, "mask"), 1 if session.client < other else -1)
+    add_mask(numbers, to_bytes(session.private[2]))
+    return session, {"masked": torch.from_numpy(numbers.view(f"i{numbers.itemsize}"))}
+
+
+def unmask(session: Session, message: Arrays) -> tuple[Session, Arrays]:
+    """The fourth question: whose replies arrived. Ends the session; all its secrets are dropped.
+
+    A round that is done again has the same replies. The difference of its two sums must not be one reply, or two.
+    """
+    session.expects("unmask", message)
+    survivors = _clients_in(message, "survivors")
+    _check_those(survivors, session.sharers.tolist(), session)
+    others = set(survivors) ^ set(session.opened.tolist())
+    if session.round == session.opened_round and 0 < len(others) < LEAST:
+        raise ProtocolError(
+            f"round {session.round} was summed before, without or with {len(others)} other clients, of which the "
+            "difference of the two sums would tell"
+        )
+    pairs = zip(session.opened_shares(), session.sharers.tolist(), strict=True)
+    answers = [opened[:SHARE] if other in survivors else opened[SHARE:] for opened, other in pairs]
+    ended = Session(
+        4,
+        session.id,
+        session.client,
+        session.round,
+        opened_round=session.round,
+        opened=torch.tensor(survivors),
+    )
+    return ended, {"shares": to_tensor(b"".join(answers)).reshape(-1, SHARE)}
+
+
+def _check_those(chosen: list[int], known: list[int], session: Session) -> None:
+    if session.client not in chosen or not set(chosen) <= set(known):
+        raise ProtocolError("the list of clients is not one of the session's")
+    if len(chosen) < session.threshold:
+        raise ProtocolError(
+            f"{len(chosen)} clients are left, fewer than the threshold of {session.threshold}"
+        )
+
+
+def to_bytes(array: torch.Tensor) -> bytes:
+    """An array of bytes as bytes."""
+    return array.numpy().tobytes()
+
+
+def to_tensor(text: bytes) -> torch.Tensor:
+    """Bytes as an array."""
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _only(phase: str, message: Arrays) -> None:
+    named = {name.removeprefix(NAMED) for name in message if name.startswith(NAMED)}
+    if unknown := sorted(named - ARRAYS[phase]):
+        raise ProtocolError(f"the question {phase!r} has no array {NAMED + unknown[0]!r:.60}")
+
+
+def _array(message: Arrays, name: str, dtype: torch.dtype) -> torch.Tensor:
+    found = message.get(NAMED + name)
+    if found is None or found.dtype != dtype:
+        raise ProtocolError(f"the message has no array {NAMED + name!r} of type {dtype}")
+    return found
+
+
+def _bytes_in(message: Arrays, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    found = _array(message, name, torch.uint8)
+    if found.shape != shape:
+        raise ProtocolError(
+            f"array {NAMED + name!r} has shape {tuple(found.shape)!s:.40}, expected {shape}"
+        )
+    return found
+
+
+def _clients_in(message: Arrays, name: str) -> list[int]:
+    found: list[int] = _array(message, name, torch.int64).reshape(-1).tolist()
+    if found != sorted(set(found)) or (found and found[0] < 0):
+        raise ProtocolError(f"array {NAMED + name!r} must name clients in order, each once")
+    return found
+
+
+def _whole(message: Arrays, name: str) -> int:
+    found = _array(message, name, torch.int64)
+    if found.numel() != 1:
+        raise ProtocolError(f"array {NAMED + name!r} must hold one number")
+    return int(found)
