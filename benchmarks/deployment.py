@@ -54,7 +54,7 @@ def _peak(pid: int) -> int:
 def spec(rounds: int, rank: float) -> str:
     """Changes of the app's spec."""
     task = f'{{name = "custom", module = "{MODULE}", clients = 2}}'
-    method = f'{{name = "ssf", projector = {{name = "coordinate", rank = {rank}}}, lr = 0.3, local_steps = 20}}'
+    method = f'{{name = "ssf", space = {{name = "coordinate", rank = {rank}}}, lr = 0.3, local_steps = 20}}'
     return f"rounds = {rounds}; eval_every = 1; task = {task}; method = {method}"
 
 
