@@ -181,10 +181,12 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"compressor": QSGD, "alpha": 0.5, "server_lr": 0.7},
         {"compressor": {"name": "randk", "k": 4, "common": True}, "schedule": "cosine"},
         {"compressor": {"name": "identity"}},
+        {"compressor": RANDK, "optimizer": ADAMW},
     ],
     "scafcom": [
         {"compressor": TOPK},
         {"compressor": {"name": "natural"}, "beta": 1.0, "server_lr": 0.7},
+        {"compressor": TOPK, "optimizer": ADAMW},
     ],
 }
 SMALL = {"name": "regression"} | bench.SMALL

@@ -17,7 +17,7 @@ from fedspan.core import building, registry, seeds
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError
 
-TOPK, QSGD = {"name": "topk", "k": 0.3}, {"name": "qsgd", "levels": 3, "bucket": 5}
+TOPK, QSGD = {"name": "topk", "k": 0.3}, {"name": "qsgd", "bits": 3, "bucket": 5}
 # One or more settings of every registered compressor; one without an entry fails the suite.
 COMPRESSORS: dict[str, list[dict[str, Any]]] = {
     "identity": [{}],
@@ -25,9 +25,9 @@ COMPRESSORS: dict[str, list[dict[str, Any]]] = {
     "randk": [{"k": 0.3}, {"k": 0.3, "unbiased": False}, {"k": 0.8}],
     "qsgd": [
         {},
-        {"levels": 1, "bucket": 4},
-        {"levels": 200, "bucket": 3},
-        {"levels": 2, "unbiased": False},
+        {"bits": 2, "bucket": 4},
+        {"bits": 9, "bucket": 3},
+        {"bits": 3, "unbiased": False},
     ],
     "natural": [{}, {"bits": 4}, {"bits": 2}, {"unbiased": False}],
     "sign": [{}, {"bucket": 3}],
@@ -181,7 +181,7 @@ def test_signs_have_the_mean_size_of_their_bucket_and_ties_fill_k() -> None:
 
 
 def test_what_a_division_by_one_plus_omega_does() -> None:
-    for name, fields in (("randk", {"k": 0.3}), ("qsgd", {"levels": 3}), ("natural", {"bits": 3})):
+    for name, fields in (("randk", {"k": 0.3}), ("qsgd", {"bits": 3}), ("natural", {"bits": 3})):
         plain, divided = make(name, fields), make(name, fields | {"unbiased": False})
         v, of = SHAPES["normal"](40).view(1, 1, -1), keys(1, 1)
         factor = 1 / (1 + plain.omega(40))  # type: ignore[operator]
@@ -193,21 +193,25 @@ def test_what_a_division_by_one_plus_omega_does() -> None:
 
 
 def test_which_are_unbiased_and_which_contractive() -> None:
-    qsgd = {"name": "qsgd", "levels": 8, "bucket": 16}
+    qsgd = {"name": "qsgd", "bits": 4, "bucket": 16}
     kinds = {
         "identity": (make("identity", {}), 0.0, 1.0),
         "topk": (make("topk", {"k": 0.25}), None, 0.25),
         "randk": (make("randk", {"k": 0.25}), 3.0, None),
         "most": (make("randk", {"k": 0.8}), 0.25, 0.75),
-        "qsgd": (make("qsgd", {"levels": 8}), 1.25, None),
-        "buckets": (make("qsgd", {"levels": 8, "bucket": 16}), 0.25, 0.75),
+        "qsgd": (make("qsgd", {"bits": 4}), 10 / 7, None),
+        "buckets": (make("qsgd", {"bits": 4, "bucket": 16}), 16 / 49, 33 / 49),
         "natural": (make("natural", {}), 0.125, 0.875),
         "sign": (make("sign", {}), None, 0.01),
-        "both": (make("compose", {"outer": qsgd, "inner": {"name": "randk", "k": 0.5}}), 1.5, None),
+        "both": (
+            make("compose", {"outer": qsgd, "inner": {"name": "randk", "k": 0.5}}),
+            81 / 49,
+            None,
+        ),
         "qsparse": (
             make("compose", {"outer": qsgd, "inner": {"name": "topk", "k": 0.5}}),
             None,
-            0.375,
+            33 / 98,
         ),
         "neither": (
             make("compose", {"outer": {"name": "sign"}, "inner": {"name": "randk", "k": 0.25}}),
@@ -238,7 +242,7 @@ def test_k_is_a_number_or_a_share() -> None:
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"name": "qsgd", "levels": 0}, "levels"),
+        ({"name": "qsgd", "bits": 1}, "bits"),
         ({"name": "qsgd", "bucket": 0}, "bucket"),
         ({"name": "sign", "bucket": 0}, "bucket"),
         ({"name": "natural", "bits": 1}, "bits"),

@@ -55,7 +55,9 @@ def test_a_stopped_run_resumes_to_the_same_bits(name: str, seeds: int, tmp_path:
     first = cut / ("history.jsonl" if seeds == 1 else "seed-3/history.jsonl")
     deadline = time.monotonic() + 300
     saved = cut / folder.CHECKPOINT
-    while time.monotonic() < deadline and not (first.exists() and reached(saved) > 0):
+    while time.monotonic() < deadline and process.poll() is None:
+        if first.exists() and reached(saved) > 0:
+            break
         time.sleep(0.02)
     process.send_signal(sign)
     assert process.wait(300) == -sign

@@ -1,4 +1,4 @@
-"""What a method declares: its four types, and its capabilities."""
+"""What a method declares: its parts, and what others must know of it."""
 
 from __future__ import annotations
 
@@ -9,67 +9,68 @@ import pytest
 import torch
 
 from conftest import build, small
+from fedspan.core.bundle import Bundle
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.method import LogsChanges, Restorable, private_fields, restorable
+from fedspan.core.method import is_plain_sum
 from fedspan.core.objective import Objective
 from fedspan.core.round import Round
-from fedspan.methods.base import FullModel, LocalSteps
+from fedspan.methods import FedAvg
+from fedspan.methods.base import LocalSteps
 from fedspan.remote.server import RemoteTransport
 
 
-@dataclass(frozen=True, eq=False)
-class Count:
-    n: Vector
-
-
 @dataclass(frozen=True, kw_only=True)
-class Forgetful(LocalSteps[FullModel, Count, FullModel, FullModel]):
+class Forgetful(LocalSteps):
     """Keeps a state and does not say what a reply does to it."""
 
-    def init_server(self, x0: Vector, layout: Layout) -> FullModel:
-        return FullModel(x0)
+    def init_server(self, x0: Vector, layout: Layout) -> Bundle:
+        return Bundle(x=x0)
 
-    def init_client(self, x0: Vector, layout: Layout) -> Count:
-        return Count(x0.new_zeros(*x0.shape[:-1], 1))
+    def init_client(self, x0: Vector, layout: Layout) -> Bundle:
+        return Bundle(n=x0.new_zeros(*x0.shape[:-1], 1))
 
-    def broadcast(self, server: FullModel, rnd: Round) -> FullModel:
-        return server
+    def broadcast(self, server: Bundle, rnd: Round) -> Bundle:
+        return Bundle(x=server.x)
 
     def client_step(
-        self, client: Count, down: FullModel, f: Objective, rnd: Round
-    ) -> tuple[Count, FullModel]:
-        return Count(client.n + 1), FullModel(down.x)
+        self, client: Bundle, down: Bundle, f: Objective, rnd: Round
+    ) -> tuple[Bundle, Bundle]:
+        return Bundle(n=client.n + 1), Bundle(v=down.x)
 
-    def server_step(self, server: FullModel, up: FullModel, rnd: Round) -> FullModel:
-        return FullModel(rnd.mean(up.x))
+    def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
+        return Bundle(x=rnd.mean(up.v))
 
 
 def test_a_state_without_its_rule_is_refused_on_a_network() -> None:
     problem, method = small(), Forgetful(lr=0.1)
-    assert method.types() == (FullModel, Count, FullModel, FullModel)
     with pytest.raises(
-        SpecError,
-        match=r"clients of Forgetful keep n, .* derive the class from fedspan\.Restorable",
+        SpecError, match=r"clients of Forgetful keep n, .* define update_client_state"
     ):
         RemoteTransport(method, problem.layout, problem.x0, problem.clients, None, None)  # type: ignore[arg-type]
 
 
-def test_capabilities_are_seen_by_their_type() -> None:
-    has = {
-        name: {kind.__name__ for kind in (Restorable, LogsChanges) if isinstance(build(name), kind)}
+def test_what_others_must_know_of_a_method() -> None:
+    logs = {
+        name: build(name).logs_changes
         for name in ("fedavg", "scaffold", "ssf", "doublesqueeze", "fedit")
     }
-    assert has == {
-        "fedavg": set(),
-        "scaffold": {"Restorable"},
-        "ssf": {"Restorable", "LogsChanges"},
-        "doublesqueeze": {"Restorable", "LogsChanges"},
-        "fedit": set(),
-    }
-    assert restorable(build("fedavg")) is None
-    assert private_fields(build("fedavg")) == ()
-    assert private_fields(build("ef")) == ("e",)
+    expected = {"fedavg": False, "scaffold": False, "ssf": True, "doublesqueeze": True}
+    assert logs == expected | {"fedit": False}
+    assert build("fedavg").private == ()
+    assert build("ef").private == ("e",)
+    assert build("ssf", momentum=0.5, moments="project").private == ("moments",)
+
+
+def test_a_class_with_another_server_step_says_again_that_it_needs_the_mean_only() -> None:
+    class Median(FedAvg):
+        """Looks at each reply."""
+
+        def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
+            return server.replace(x=server.x - up.v.median(1, keepdim=True).values)
+
+    assert is_plain_sum(FedAvg())
+    assert not is_plain_sum(Median())
 
 
 def test_a_round_of_some_clients() -> None:

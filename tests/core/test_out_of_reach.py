@@ -29,7 +29,7 @@ SPEC = {
         {"rounds": 10**12},
         {"method": {"name": "fedavg", "lr": 1e300}},
         {"method": {"name": "fedavg", "lr": 10**400}},
-        {"method": {"name": "fedadam", "lr": 0.1, "tau": 1e300}},
+        {"method": {"name": "fedadam", "lr": 0.1, "server": {"tau": 1e300}}},
     ],
 )
 def test_numbers_that_would_never_end_are_refused(change: dict[str, object]) -> None:

@@ -16,10 +16,13 @@ from torch import nn
 
 import fedspan
 from conftest import RUN, SMALL, advance, small, start
+from fedspan.compressors import QSGD, TopK
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
 from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
+from fedspan.projectors import Cycle, Gaussian
+from fedspan.uplinks import Code
 
 ROOT = Path(__file__).parents[2]
 WHOLE = (ROOT / "examples" / "new_method.py").read_text("utf-8")
@@ -39,7 +42,7 @@ def forgotten() -> Iterator[None]:
 MISTAKES = {
     "abstract": (
         WHOLE.replace(SERVER_STEP, ""),
-        ", line 28: the method FedProx lacks server_step, which every method needs",
+        ", line 23: the method FedProx lacks server_step, which every method needs",
     ),
     "register": (
         WHOLE.replace("@fedspan.register\n", ""),
@@ -55,10 +58,6 @@ MISTAKES = {
         "import fedspan\nimport nowhere_to_be_found\n",
         ", line 2: ModuleNotFoundError: No module named 'nowhere",
     ),
-    "types": (
-        WHOLE.replace("LocalSteps[FullModel, NoState, FullModel, Up]", "LocalSteps"),
-        "FedProx must name its four types: derive it from Method[ServerState, ClientState, Down, Up]",
-    ),
     "dataclass": (
         WHOLE.replace(
             "@fedspan.register\n@dataclass(frozen=True, kw_only=True)", "@fedspan.register"
@@ -66,8 +65,8 @@ MISTAKES = {
         "mu of FedProx would be no setting: put @dataclass(frozen=True, kw_only=True) between",
     ),
     "hidden": (
-        WHOLE.replace("mu: float", "solver: float = 1.0\n    mu: float"),
-        "the setting 'solver' of FedProx hides what LocalSteps has under this name; rename the setting",
+        WHOLE.replace("mu: float", "spans_run: bool = True\n    mu: float"),
+        "the setting 'spans_run' of FedProx hides what LocalSteps has under this name; rename the setting",
     ),
     "exit": ("import sys\n\nsys.exit(0)\n", "line 3: it ends Python; remove `exit`"),
     "two lines": ("raise RuntimeError('a\\nb')\n", "line 1: RuntimeError: a b"),
@@ -151,27 +150,25 @@ def test_another_name_keeps_the_settings_that_mean_the_same(tmp_path: Path) -> N
         "lr": 0.1,
         "local_steps": 3,
         "rank": 0.5,
-        "beta": 0.5,
-        "compressor": "qsgd",
+        "uplink": {"name": "qsgd", "bits": 3},
+        "space": {"name": "cycle", "refresh": 2},
     }
     path.write_text(tomli_w.dumps(RUN | {"method": method, "task": SMALL}), "utf-8")
-    with pytest.warns(
-        UserWarning, match="^method.name=fedavg drops rank, beta, compressor of the method 'ssf'$"
-    ):
-        spec = Spec.load(path, ("method.name=fedavg",))
-    assert spec.method == fedspan.methods.FedAvg(lr=0.1, local_steps=3)
-    with pytest.warns(UserWarning, match="drops beta, compressor of"):
-        assert Spec.load(path, ("method.name=subavg",)).method == fedspan.methods.SubAvg(
-            lr=0.1, local_steps=3, rank=0.5
-        )
-    with pytest.warns(
-        UserWarning, match="drops rank, beta, compressor"
-    ):  # scafcom's β is another one
-        spec = Spec.load(path, ("method.name=scafcom", "method.beta=0.3"))
-    assert spec.method.beta == 0.3  # type: ignore[attr-defined]
+    same: Any = {"lr": 0.1, "local_steps": 3, "uplink": QSGD(bits=3), "space": Cycle(refresh=2)}
+    with pytest.warns(UserWarning, match="^method.name=fedavg drops rank of the method 'ssf'$"):
+        assert Spec.load(path, ("method.name=fedavg",)).method == fedspan.methods.FedAvg(**same)
+    subavg = fedspan.methods.SubAvg(rank=0.5, **same)
+    assert Spec.load(path, ("method.name=subavg",)).method == subavg
+    with pytest.warns(UserWarning, match="drops rank, uplink, space of"):  # its rank is another one
+        spec = Spec.load(path, ("method.name=powersgd", "method.rank=2"))
+    assert spec.method == fedspan.methods.PowerSGD(lr=0.1, local_steps=3, rank=2)
     with pytest.raises(SpecError, match="did you mean 'fedavg'"):
         Spec.load(path, ("method.name=fedavgg",))
-    assert Spec.load(path, ("method.name=ssf",)).method.beta == 0.5  # type: ignore[attr-defined]
+    again: Any = Spec.load(path, ("method.name=ssf", "method.space.name=gaussian")).method
+    assert again.space == Gaussian(rank=0.5, refresh=2)
+    with pytest.warns(UserWarning, match="method.uplink.name=topk drops bits of the uplink 'qsgd'"):
+        again = Spec.load(path, ("method.uplink.name=topk",)).method
+    assert again.uplink == Code(TopK())
 
 
 def test_the_command_line_says_it_in_one_line(

@@ -115,7 +115,7 @@ def test_a_round_of_a_run_is_an_adapter_of_the_model_before_it(tmp_path: Path) -
     method = SSF(rank=0.25, lr=0.1, local_steps=2)
     loop = Loop(method, problem, Simulator(method, problem), (4,), 2)
     loop.step()
-    P = draw(method.projector, problem.layout, (4,), 0)
+    P = draw(method.space, problem.layout, (4,), 0)
     export_round(model, choices, P, loop.server.log.at(0), tmp_path)
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), str(tmp_path)).eval()
     assert torch.allclose(logits(loaded), moved(model, loop.server.x, problem.layout), atol=1e-5)

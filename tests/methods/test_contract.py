@@ -37,9 +37,9 @@ def test_has_a_docstring_and_names_bad_values(name: str, settings: dict[str, Any
         ("lr", -1.0),
         ("lr", float("nan")),
         ("local_steps", 0),
-        ("server_lr", 0.0),
+        ("server_lr", 0.0),  # `server.lr` on its axis
     ):
-        with pytest.raises(SpecError, match=key):
+        with pytest.raises(SpecError, match=key.replace("server_", "server.")):
             build(name, **(settings | {key: bad}))
 
 
@@ -71,33 +71,30 @@ class Spoilt(SCAFFOLD):  # type: ignore[misc, valid-type]
 
     def init_client(self, x0: Any, layout: Any) -> Any:
         first = super().init_client(x0, layout)
-        return (
-            dataclasses.replace(first, c=first.c + x0) if self.mistake == "first_state" else first
-        )
+        return first.replace(c=first.c + x0) if self.mistake == "first_state" else first
 
     def client_step(self, client: Any, down: Any, f: Any, rnd: Any) -> Any:
         if self.mistake == "restorable_state":
             new, up = super().client_step(client, down, f, rnd)
-            return dataclasses.replace(new, c=2 * new.c), up
+            return new.replace(c=2 * new.c), up
         if self.mistake == "inputs_kept":
             client.c.add_(1.0)
         new, up = super().client_step(client, down, f, rnd)
         if self.mistake == "seeds_decide":
-            return new, dataclasses.replace(up, dy=up.dy + torch.rand(()))
+            return new, up.replace(v=up.v + torch.rand(()))
         if self.mistake == "axes":
-            return new, dataclasses.replace(up, dy=up.dy[:, :1])
-        return new, dataclasses.replace(
-            up, dy=up.dy + rnd.ids.shape[1]
-        ) if self.mistake == "clients_apart" else up
+            return new, up.replace(v=up.v[:, :1])
+        if self.mistake == "clients_apart":
+            return new, up.replace(v=up.v + rnd.ids.shape[1])
+        return new, up
 
     def server_step(self, server: Any, up: Any, rnd: Any) -> Any:
         if self.mistake == "order_of_replies":
-            up = dataclasses.replace(up, dy=up.dy[:, -1:].expand_as(up.dy))
+            up = up.replace(v=up.v[:, -1:].expand_as(up.v))
         if self.mistake == "resume":
             object.__setattr__(self, "hidden", getattr(self, "hidden", 0) + 1)
-            return dataclasses.replace(
-                super().server_step(server, up, rnd), x=server.x + self.hidden
-            )  # type: ignore[attr-defined]
+            after = super().server_step(server, up, rnd)
+            return after.replace(x=server.x + self.hidden)  # type: ignore[attr-defined]
         return super().server_step(server, up, rnd)
 
 

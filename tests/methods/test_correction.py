@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core.errors import SpecError
+from fedspan.drifts import _test
 from fedspan.drifts._test import OFF, ON, TRIAL
 
 NAMES = [("ssf", {"projector": GAUSSIAN}), ("scaffold", {})]
@@ -27,39 +27,36 @@ def sums(s: float, d: float = 2.0) -> torch.Tensor:
 
 
 def test_off_until_the_controls_are_filled_then_on_trial() -> None:
-    method = build("ssf", correction="tested")
-    test = method.no_tests(torch.zeros(1, 1, 3))
+    test = _test.no_tests(torch.zeros(1, 1, 3))
     modes = []
     for t in range(20):
-        test = method.judged(test, sums(0.0, 0.0), 0.25, rounds(t))
-        modes.append(int(method.switch(test)))
+        test = _test.judged(test, sums(0.0, 0.0), 0.25, rounds(t))
+        modes.append(int(_test.switch(test)))
     assert (
         modes == [OFF] * 15 + [TRIAL] * 5
     )  # from round 2 N/(ρ S) = 16; a trial without a tested client goes on
 
 
 def test_a_trial_that_fails_is_repeated_at_twice_the_round() -> None:
-    method = build("ssf", correction="tested")
-    test = method.no_tests(torch.zeros(1, 1, 3))
+    test = _test.no_tests(torch.zeros(1, 1, 3))
     trials = []
     for t in range(40):
-        on_trial = int(method.switch(test)) == TRIAL
+        on_trial = int(_test.switch(test)) == TRIAL
         trials += [t] if on_trial else []
-        test = method.judged(test, sums(0.2) if on_trial else sums(0.0, 0.0), 1.0, rounds(t))
+        test = _test.judged(test, sums(0.2) if on_trial else sums(0.0, 0.0), 1.0, rounds(t))
     assert trials == [4, 10, 22]
 
 
 def test_it_stays_on_while_the_running_mean_is_above_one_half() -> None:
-    method = build("ssf", correction="tested")
-    test = method.no_tests(torch.zeros(1, 1, 3))
+    test = _test.no_tests(torch.zeros(1, 1, 3))
     values = [1.0, 0.0, 0.9, 0.9, 0.0, 0.0]
     seen = []
     for t in range(10):
-        told = int(method.switch(test)) != OFF
-        test = method.judged(
+        told = int(_test.switch(test)) != OFF
+        test = _test.judged(
             test, sums(values.pop(0) if told and values else 0.0, 2.0 * told), 1.0, rounds(t)
         )
-        seen.append((int(method.switch(test)), round(float(test[..., 1]), 3)))
+        seen.append((int(_test.switch(test)), round(float(test[..., 1]), 3)))
     assert seen[3] == (TRIAL, 0.0)
     assert seen[4] == (ON, 1.0)
     assert seen[5] == (OFF, 0.25)  # 1 + 3/4 (0 − 1); due again at round 12
@@ -68,9 +65,8 @@ def test_it_stays_on_while_the_running_mean_is_above_one_half() -> None:
 
 @pytest.mark.parametrize(("s", "stays"), [(0.49, False), (0.5, False), (0.51, True)])
 def test_the_correction_stays_above_one_half_and_not_at_it(s: float, stays: bool) -> None:
-    method = build("ssf", correction="tested")
     on_trial = torch.tensor([[[float(TRIAL), 0.0, 0.0, 0.0]]], dtype=torch.float64)
-    assert int(method.switch(method.judged(on_trial, sums(s), 1.0, rounds(9)))) == (
+    assert int(_test.switch(_test.judged(on_trial, sums(s), 1.0, rounds(9)))) == (
         ON if stays else OFF
     )
 
@@ -83,27 +79,23 @@ def test_the_measured_numbers_are_those_of_their_definition(
     method = build(name, correction="tested", **settings)
     loop = advance(start(method, small(), 7), 40)
     rnd, server = loop._round(), loop.server
-    P = method.subspace(rnd) if name == "ssf" else None
-    project = (lambda v: P @ v) if P is not None else (lambda v: v)
+    P = method.subspace(rnd)
     down = method.broadcast(server, rnd)
-    b = method.corrects(down.switch, rnd)
+    b = _test.corrects(down.switch, rnd)
     assert b is not None
     f, seen = loop.problem.cohort(rnd), []
-    inner = f.restrict if P is not None else f.direction
+    asked = "direction" if P.whole else "restrict"
+    inner = getattr(f, asked)
 
     def recorded(*args: Any, plus: Any = None) -> Any:
         direction = inner(*args, plus=plus)
         return lambda z: seen.append(direction(z).clone()) or seen[-1]
 
-    setattr(
-        f,
-        "restrict" if P is not None else "direction",
-        recorded if P is not None else lambda u: recorded(plus=u),
-    )
+    setattr(f, asked, (lambda u: recorded(plus=u)) if P.whole else recorded)
     client = loop.transport.clients()
     _, up = method.client_step(client, down, f, rnd)
-    c = project(server.c)
-    v = project(client.c) - c
+    c = P @ server.c
+    v = P @ client.c - c
     h, mean = (torch.stack(part).mean(0) + b * v for part in (seen[1:], seen))
     total = (v * v + (mean - c) ** 2).sum(-1, keepdim=True)
     expected = (
@@ -112,7 +104,7 @@ def test_the_measured_numbers_are_those_of_their_definition(
         / total
     )
     expected[..., 0].clamp_(-0.5, 0.5)
-    torch.testing.assert_close(up.test, expected)
+    torch.testing.assert_close(up.stat_test, expected)
 
 
 def one_by_one(make: Any) -> Any:
@@ -134,8 +126,8 @@ def test_steps_taken_together_tell_the_same_as_steps_one_by_one(
     method = build(name, correction="tested", **settings)
     loop = advance(start(method, small(), 7), 40)
     rnd, client = loop._round(), loop.transport.clients()
-    down = replace(
-        method.broadcast(loop.server, rnd), switch=torch.tensor([[[mode]]], dtype=torch.uint8)
+    down = method.broadcast(loop.server, rnd).replace(
+        switch=torch.tensor([[[mode]]], dtype=torch.uint8)
     )
     replies = []
     for together in (True, False):
@@ -146,7 +138,7 @@ def test_steps_taken_together_tell_the_same_as_steps_one_by_one(
         replies.append(vars(method.client_step(client, down, f, rnd)[1]))
     for field, value in replies[0].items():
         torch.testing.assert_close(value, replies[1][field], rtol=1e-8, atol=1e-10)
-    assert replies[0]["test"].any() == (mode != OFF)
+    assert replies[0]["stat_test"].any() == (mode != OFF)
 
 
 @pytest.mark.parametrize(("name", "settings"), NAMES)
@@ -156,14 +148,14 @@ def test_the_ways_of_naming_who_corrects_agree(name: str, settings: dict[str, An
     loop = advance(start(method, small(), 7), 40)
     rnd, client = loop._round(), loop.transport.clients()
     for mode in (OFF, ON):
-        down = replace(
-            method.broadcast(loop.server, rnd), switch=torch.tensor([[[mode]]], dtype=torch.uint8)
+        down = method.broadcast(loop.server, rnd).replace(
+            switch=torch.tensor([[[mode]]], dtype=torch.uint8)
         )
-        assert method.corrects(down.switch, rnd) == mode
+        assert _test.corrects(down.switch, rnd) == mode
         replies = []
         for b in (mode, torch.full((1, 7, 1), float(mode), dtype=torch.float64)):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(type(method), "corrects", lambda *_, b=b: b)
+                patch.setattr(_test, "corrects", lambda *_, b=b: b)
                 replies.append(
                     vars(method.client_step(client, down, loop.problem.cohort(rnd), rnd)[1])
                 )
@@ -176,24 +168,22 @@ def test_a_client_without_a_control_is_not_counted(name: str, settings: dict[str
     method = build(name, correction="tested", **settings)
     loop = start(method, small(), 7)
     rnd = loop._round()
-    server = loop.server.__class__(
-        **(vars(loop.server) | {"c": loop.server.c + 1, "test": torch.ones(1, 1, 4)})
-    )
+    server = loop.server.replace(c=loop.server.c + 1, test=torch.ones(1, 1, 4))
     _, up = method.client_step(
         loop.transport.clients(), method.broadcast(server, rnd), loop.problem.cohort(rnd), rnd
     )
-    assert (up.test == 0).all()
+    assert (up.stat_test == 0).all()
 
 
 def test_in_a_trial_a_quarter_of_the_clients_corrects_and_each_knows_it_alone() -> None:
     method, problem = build("ssf", correction="tested", projector=GAUSSIAN), small(clients=2000)
     rnd = start(method, problem, 2000)._round()
     switch = torch.full((1, 1, 1), TRIAL, dtype=torch.uint8)
-    b = method.corrects(switch, rnd)
+    b = _test.corrects(switch, rnd)
     assert b is not None
     assert 0.2 < float(b.mean()) < 0.3
     alone = rnd.subset(np.array([17]))
-    assert torch.equal(method.corrects(switch, alone), b[:, 17:18])
+    assert torch.equal(_test.corrects(switch, alone), b[:, 17:18])
 
 
 def test_never_takes_the_steps_of_subavg() -> None:
@@ -205,11 +195,10 @@ def test_never_takes_the_steps_of_subavg() -> None:
     assert (ends[2] - ends[1]).norm() > 1e-6
 
 
-@pytest.mark.parametrize("own", [{}, {"option": "I", "uplink": "classic"}, {"momentum": 0.5}])
+@pytest.mark.parametrize("own", [{}, {"momentum": 0.5}])
 def test_never_takes_the_steps_of_fedavg(own: dict[str, Any]) -> None:
     """With all clients in every round, however the controls are renewed."""
-    momentum = {"momentum": own["momentum"]} if "momentum" in own else {}
-    methods = build("scaffold", correction="never", **own), build("fedavg", **momentum)
+    methods = build("scaffold", correction="never", **own), build("fedavg", **own)
     found, wanted = (model(advance(start(method, small(), 7), 20)) for method in methods)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
@@ -240,7 +229,5 @@ def test_runs_with_different_switches_do_not_touch_each_other() -> None:
 
 
 def test_settings_that_make_no_sense_are_named() -> None:
-    with pytest.raises(SpecError, match=r"`method\.correction` must be"):
+    with pytest.raises(SpecError, match=r"`method\.drift\.correction` must be"):
         build("ssf", correction="sometimes")
-    with pytest.raises(SpecError, match="needs option 'II'"):
-        build("scaffold", correction="tested", option="I", uplink="classic")

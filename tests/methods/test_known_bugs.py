@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from conftest import GAUSSIAN, Scripted, advance, build, close, model, small, start
+from fedspan.core.bundle import Bundle
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
 from fedspan.engine.simulator import Simulator
-from fedspan.methods.scaffold import Scaffold, ServerState, Up
-
-NO_TESTS = torch.zeros(1, 1, 0)
 
 
 def vector(*values: float) -> torch.Tensor:
@@ -35,30 +33,21 @@ def two_of_four() -> Round:
     )
 
 
-def classic() -> Scaffold:
-    method = build("scaffold", uplink="classic", lr=0.1, local_steps=2)
-    assert isinstance(method, Scaffold)
-    return method
+SCAFFOLD = build("scaffold", lr=0.1, local_steps=2)
 
 
 def test_all_replies_count_not_only_the_last() -> None:
-    """FedML overwrites the aggregate with the last client's: Δy = 1, 3 and Δc = 10, 30 of N = 4 gave 3.0 and 7.5."""
-    server = classic().server_step(
-        ServerState(vector(0), vector(0), NO_TESTS, NO_TESTS),
-        Up(vector(1, 3), vector(10, 30)),
-        two_of_four(),
-    )
-    assert float(server.x) == 2.0
+    """FedML overwrites the aggregate with the last client's: Δc = 10, 30 of N = 4 gave c = 7.5 and x = −6."""
+    server = Bundle(x=vector(0), c=vector(0))
+    server = SCAFFOLD.server_step(server, Bundle(v=vector(10, 30)), two_of_four())
+    assert float(server.x) == -4.0
     assert float(server.c) == 10.0
 
 
 def test_the_control_moves_by_s_over_n_not_by_one() -> None:
     """NVFlare and others take the mean over responders, without |S|/N."""
-    server = classic().server_step(
-        ServerState(vector(0), vector(1), NO_TESTS, NO_TESTS),
-        Up(vector(0, 0), vector(4, 4)),
-        two_of_four(),
-    )
+    server = Bundle(x=vector(0), c=vector(1))
+    server = SCAFFOLD.server_step(server, Bundle(v=vector(4, 4)), two_of_four())
     assert float(server.c) == 1 + 4 * 2 / 4
 
 
@@ -101,9 +90,8 @@ def test_a_control_is_the_mean_gradient_for_any_number_of_steps(steps: int) -> N
 
 def test_the_second_reply_sends_the_change_of_the_control_not_the_control() -> None:
     """plato #382 sent c_i itself; then c is not the mean of c_i from the second round on."""
-    for uplink in ("one", "classic"):
-        loop = advance(start(build("scaffold", uplink=uplink), small(), 7), 2)
-        torch.testing.assert_close(loop.server.c, loop.transport.clients().c.mean(1, keepdim=True))
+    loop = advance(start(build("scaffold"), small(), 7), 2)
+    torch.testing.assert_close(loop.server.c, loop.transport.clients().c.mean(1, keepdim=True))
 
 
 def test_the_server_control_is_in_the_checkpoint() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,9 +141,11 @@ def test_another_start_of_a_is_noticed(name: str) -> None:
     loop = start(method, problem)
     rnd = loop._round()
     down = method.broadcast(loop.server, rnd)
-    down = replace(down, probe=down.probe + 1e-6)
+    down = down.replace(probe=down.probe + 1e-6)
     with pytest.raises(fedspan.FedspanError, match="another projector"):
-        method.client_step(loop.transport.population.take(rnd), down, problem.cohort(rnd), rnd)
+        method.client_step(
+            loop.transport.states.take(rnd.rows, rnd.ids.shape), down, problem.cohort(rnd), rnd
+        )
 
 
 @pytest.mark.parametrize("name", ["fedit", "ffalora"])

@@ -33,9 +33,7 @@ def test_powersgd_sends_or_keeps_every_change(rank: int) -> None:
 
     for _ in range(ROUNDS):
         x, before = model(loop), with_errors()
-        fedavg.server = replace(
-            fedavg.server, x=x
-        )  # the same round with the same batches from the same model
+        fedavg.server = fedavg.server.replace(x=x)  # the same round from the same model
         moved = model(advance(fedavg, 1)) - x
         advance(loop, 1)
         assert relative(with_errors(), before + moved) < 1e-12

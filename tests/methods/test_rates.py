@@ -5,7 +5,6 @@ The same of compressed methods: which of them go on where others stall, and at w
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from conftest import advance, build, model, small, start
+from fedspan.core.bundle import Bundle
 
 
 def errors(
@@ -84,12 +84,14 @@ def two_exchanges(rounds: int, lr: float) -> float:
     rnd, server = loop._round(), loop.server
     kept, q = torch.zeros(10, 40, dtype=torch.float64), torch.ones(40, dtype=torch.float64)
     for _ in range(rounds):
-        _, up = method.client_step(None, method.broadcast(server, rnd), problem.cohort(rnd), rnd)
-        M = up.dy.mean(1).view(10, 40) + kept
+        _, up = method.client_step(
+            Bundle(), method.broadcast(server, rnd), problem.cohort(rnd), rnd
+        )
+        M = -up.v.mean(1).view(10, 40) + kept
         left = M @ q / (M @ q).norm()
         q = M.T @ left
         kept = M - torch.outer(left, q)
-        server = replace(server, x=server.x + torch.outer(left, q).view(1, 1, -1))
+        server = server.replace(x=server.x + torch.outer(left, q).view(1, 1, -1))
     return float(problem.evaluate(server.x)["rel_err"][0])
 
 

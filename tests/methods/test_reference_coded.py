@@ -176,7 +176,7 @@ class Coded(Reference):
 
 TOPK, SIGN = {"name": "topk", "k": 0.3}, {"name": "sign"}
 RANDK, SHRUNK = {"name": "randk", "k": 5}, {"name": "randk", "k": 0.3, "unbiased": False}
-QSGD = {"name": "qsgd", "levels": 9, "bucket": 10}
+QSGD = {"name": "qsgd", "levels": 7, "bucket": 10}
 QSPARSE = {"name": "compose", "outer": {"name": "qsgd", "levels": 15, "bucket": 4}, "inner": TOPK}
 SPECS: list[Table] = [
     *({"name": "compressed", "compressor": one} for one in (RANDK, QSGD, TOPK, SIGN)),

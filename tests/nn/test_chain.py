@@ -134,7 +134,7 @@ def test_gradients_are_those_of_autograd(name: str, inside: Any) -> None:
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", ["mlp", "few channels"])
 def test_fused_steps_are_those_of_the_local_solver(name: str, inside: bool, plus: bool) -> None:
-    problem, solver = NETWORKS[name](), FedAvg(lr=0.1).solver
+    problem, solver = NETWORKS[name](), FedAvg(lr=0.1).local
     rnd, x = round_of(problem), problem.x0
     P = draw(Coordinate(rank=0.5), problem.layout, (0,), 0)
     start = x.new_zeros(1, len(LENGTHS), P.rank) if inside else x
@@ -154,7 +154,7 @@ def test_fused_steps_are_those_of_the_local_solver(name: str, inside: bool, plus
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_fused_steps_tell_the_product_with_the_first_gradient(inside: bool) -> None:
-    problem, solver = NETWORKS["mlp"](), FedAvg(lr=0.1).solver
+    problem, solver = NETWORKS["mlp"](), FedAvg(lr=0.1).local
     rnd, x = round_of(problem), problem.x0
     P = draw(Coordinate(rank=0.5), problem.layout, (0,), 0)
     start = x.new_zeros(1, len(LENGTHS), P.rank) if inside else x

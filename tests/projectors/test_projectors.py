@@ -11,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import advance, build, small, start
+from conftest import advance, small, start
 from fedspan.core import building, registry, seeds
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import Projector, draw
+from fedspan.methods import SSF
 from fedspan.projectors import hadamard
 from fedspan.projectors._dense import Dense
 
@@ -214,5 +215,5 @@ def test_rows_that_are_not_orthonormal_are_refused(dtype: torch.dtype) -> None:
         with pytest.raises(
             SpecError, match="the projector Sketch draws are not orthonormal"
         ) as error:
-            advance(start(build("ssf", projector=projector), problem), 1)
+            advance(start(SSF(lr=0.02, local_steps=3, space=projector), problem), 1)
         assert "\n" not in str(error.value)

@@ -20,7 +20,7 @@ from conftest import SMALL
 from fedspan.core import registry
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.core.spec import Spec
-from fedspan.engine.lock import lock_dir
+from fedspan.engine.run_dir import lock_dir
 from fedspan.study import conduct, jobs, report, results
 from fedspan.study.model import study_of
 from fedspan.study.request import requested

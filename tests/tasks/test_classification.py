@@ -69,7 +69,7 @@ def test_a_spec_survives_toml_with_lists_and_ranks_by_layer(tmp_path: Path) -> N
     (tmp_path / "spec.toml").write_text(spec.toml())
     again = Spec.load(tmp_path / "spec.toml")
     assert again == spec
-    assert again.table()["method"]["projector"]["rank"] == ranks
+    assert again.table()["method"]["space"]["rank"] == ranks
 
 
 def test_ranks_by_layer() -> None:

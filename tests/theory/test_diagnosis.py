@@ -27,7 +27,7 @@ from fedspan.cli import _diagnosis_table
 from fedspan.core.config import Search, Settings, Training
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import Spec, with_values
-from fedspan.engine.outcome import LR
+from fedspan.engine.provenance import LR
 from fedspan.nn.models import mlp
 from fedspan.tasks.regression import Regression
 from fedspan.theory import corollary, theorem

@@ -22,9 +22,7 @@ class Krum(Aggregator):
     """The mean of the replies that others resemble."""
 
     hostile: float = 0.2  # share of the replies that may be hostile
-    keep: int | float = (
-        1  # replies to average: a number, or a share of the round's; above 1 reply it is multi-Krum
-    )
+    keep: int | float = 1  # replies to average, a number or share; above 1 multi-Krum
 
     def __post_init__(self) -> None:
         below_one("hostile", self.hostile)

@@ -19,9 +19,7 @@ class NormBound(Aggregator):
     """The mean of shortened replies."""
 
     translates = False
-    bound: float | None = (
-        None  # largest norm of a reply; none: `factor` times the median norm of the round
-    )
+    bound: float | None = None  # largest norm of a reply; none: `factor` times the median norm
     factor: float = 1.0  # multiple of the median norm, where there is no `bound`
 
     def __post_init__(self) -> None:

@@ -18,9 +18,7 @@ from fedspan.core.errors import positive, shown
 class TrimmedMean(Aggregator):
     """The mean of the middle values."""
 
-    share: float = (
-        0.2  # share of the replies left out at each end, rounded up; at least one value is kept
-    )
+    share: float = 0.2  # of the replies left out at each end, rounded up; one is kept
 
     def __post_init__(self) -> None:
         positive("share", self.share)

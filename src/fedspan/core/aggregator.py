@@ -22,12 +22,8 @@ if TYPE_CHECKING:
 class Aggregator(ABC):
     """A map from the replies of a round to one vector. The order of the replies has no effect."""
 
-    bounded: ClassVar[bool] = (
-        True  # whether one reply, however large, moves the result by a bounded amount
-    )
-    translates: ClassVar[bool] = (
-        True  # whether adding a vector to every reply adds it to the result
-    )
+    bounded: ClassVar[bool] = True  # whether one reply has a bounded influence
+    translates: ClassVar[bool] = True  # a vector added to each reply adds to the result
 
     @abstractmethod
     def combine(self, v: Vector, rnd: Round) -> Vector:

@@ -34,12 +34,8 @@ class Drift(ABC):  # noqa: B024 (every function has a default)
     """
 
     in_gradients: ClassVar[bool] = False  # whether clients send a mean gradient instead of −z
-    controls: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parts that server and clients have in common: a mean, and its parts
-    statistics: ClassVar[
-        Mapping[str, Ranges]
-    ] = {}  # parts of a reply beside the payload, see `core.reply`
+    controls: ClassVar[tuple[str, ...]] = ()  # parts that server and clients have in common
+    statistics: ClassVar[Mapping[str, Ranges]] = {}  # parts of a reply beside the payload
 
     @property
     def follows_states(self) -> bool:

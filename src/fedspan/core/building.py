@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from fedspan.core.digest import source_of
 from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.registry import (
+    ADOPTING,
     KINDS,
     choices,
     is_registered,
@@ -23,7 +25,6 @@ from fedspan.core.registry import (
     registered_name,
     settings,
 )
-from fedspan.core.source import source_of
 from fedspan.core.task import Task
 
 Table = Mapping[str, Any]
@@ -53,7 +54,7 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
     base: Any = KINDS[kind].base
     if isinstance(value, base):
         return value
-    if kind in ("uplink", "downlink") and _is_compressor(kind, value):
+    if kind in ADOPTING and _is_compressor(kind, value, where):
         return choices(kind)[base.adopts](as_choice("compressor", value, where))
     if isinstance(value, Mapping):
         return build(kind, value, where)
@@ -70,14 +71,14 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
     return build(kind, {"name": value}, where)
 
 
-def _is_compressor(kind: str, value: Any) -> bool:
+def _is_compressor(kind: str, value: Any, where: str) -> bool:
     """Whether a value of an axis is a compressor, its name or its table: it stands for a choice that uses it."""
     if isinstance(value, KINDS["compressor"].base):
         return True
-    name = value.get("name") if isinstance(value, Mapping) else value
-    if not isinstance(name, str) or name in choices(kind):
-        return False
-    return name in choices("compressor")
+    name, key = value, where
+    if isinstance(value, Mapping):
+        name, key = value.get("name"), f"{where}.name"
+    return isinstance(name, str) and registered_name(kind, name, key) not in choices(kind)
 
 
 def accept_choices(value: Any) -> None:

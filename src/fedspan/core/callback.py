@@ -32,9 +32,7 @@ class Callback:
     In a spec a callback is a table of `[[callbacks]]` with its `name`; a file of your own is loaded by `--plugin`.
     """
 
-    needs_all_clients: ClassVar[bool] = (
-        False  # whether it uses data and states that only a simulation has
-    )
+    needs_all_clients: ClassVar[bool] = False  # whether it uses what only a simulation has
     decides: ClassVar[bool] = False  # whether a run with it has other rows than one without it
 
     def on_run_start(self, run: Loop) -> None:

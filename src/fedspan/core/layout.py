@@ -34,9 +34,7 @@ class Block:
 
     name: str  # as in `model.state_dict()`
     shape: tuple[int, ...]  # of the tensor
-    axis: int | None = (
-        None  # the input side, which a projector shortens; None if the tensor is sent in full
-    )
+    axis: int | None = None  # the input side, which a projector shortens; None: sent in full
 
     @functools.cached_property
     def size(self) -> int:

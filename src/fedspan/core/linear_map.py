@@ -66,9 +66,7 @@ class LinearMap:
     layout: Layout
     factors: tuple[Factor | None, ...]
     probe: torch.Tensor  # one number per run, (runs, 1, 1) in float64; sent with each download
-    sizes: tuple[
-        int, ...
-    ] = ()  # numbers that each block has inside the subspace; computed if they are not known
+    sizes: tuple[int, ...] = ()  # values of each block inside the subspace; computed if not given
     rank: int = 0  # their sum: numbers that are sent instead of d
     whole: bool = False  # whether P = I
 

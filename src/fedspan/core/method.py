@@ -38,21 +38,11 @@ class Method(ABC):
 
     lr: LearningRate  # η_l
     local_steps: int  # K
-    controls: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parts that server and clients have in common: a mean, and its parts
-    plain_sum: ClassVar[bool] = (
-        False  # whether this class's `server_step` sees replies by `rnd.mean(v)` alone
-    )
-    statistics: ClassVar[
-        Mapping[str, Ranges]
-    ] = {}  # parts of a reply beside the payload, see `core.reply`
-    private: ClassVar[
-        tuple[str, ...]
-    ] = ()  # client parts that follow from its data and not from its replies
-    later: ClassVar[
-        tuple[str, ...]
-    ] = ()  # parts that the server's state may have only after some rounds
+    controls: ClassVar[tuple[str, ...]] = ()  # parts that server and clients have in common
+    plain_sum: ClassVar[bool] = False  # whether `server_step` needs the mean of replies alone
+    statistics: ClassVar[Mapping[str, Ranges]] = {}  # parts of a reply beside the payload
+    private: ClassVar[tuple[str, ...]] = ()  # client parts that replies do not tell
+    later: ClassVar[tuple[str, ...]] = ()  # server parts that come after some rounds
     logs_changes: ClassVar[bool] = False  # whether the server keeps a log of the changes of x
 
     @property

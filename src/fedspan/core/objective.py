@@ -115,12 +115,8 @@ class Problem(ABC):
     clients: int  # N
     weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
-    cohort_mode: Literal["batched", "per_client"] = (
-        "batched"  # whether `cohort` takes all clients of a round at once
-    )
-    buffers0: Vector | None = (
-        None  # (runs, 1, n): what is averaged besides x, such as running statistics
-    )
+    cohort_mode: Literal["batched", "per_client"] = "batched"  # all clients at once or not
+    buffers0: Vector | None = None  # (runs, 1, n): averaged besides x: running statistics
 
     def drop_start(self) -> None:
         """Keeps of x0 only its shape and type; for a run that has begun and needs the memory of a large model."""

@@ -22,12 +22,8 @@ class Optimizer(ABC):
 
     plain: bool = False  # whether a step is y ← y − η direction(y): the mean direction follows from the end point
     decay: float = 0.0  # weight decay, in addition to that of the objective
-    moments: str = (
-        "reset"  # what becomes of the memory between a client's rounds: "reset" or "project"
-    )
-    scaled: bool = (
-        False  # whether all clients scale their steps by D, which follows from the server's state
-    )
+    moments: str = "reset"  # the memory between a client's rounds: "reset" or "project"
+    scaled: bool = False  # whether clients scale steps by D, from the server's state
 
     @abstractmethod
     def step(self, y: Vector, g: Vector, memory: Vector, lr: float, origin: Vector | None) -> None:

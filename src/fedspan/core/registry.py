@@ -48,6 +48,7 @@ KINDS: dict[str, Kind] = {
         "task": Task, "partition": Partition, "callback": Callback, "metric": Metric,
     }.items()
 }  # fmt: skip
+ADOPTING = ("uplink", "downlink")  # for these a compressor stands for the choice that uses it
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 
 
@@ -162,6 +163,11 @@ def choices(kind: str) -> dict[str, type]:
     return dict(sorted(_known[kind].items()))
 
 
+def accepted(kind: str) -> dict[str, type]:
+    """Name → class of what may be named for a kind: its choices, and compressors that stand for one of them."""
+    return choices("compressor") | choices(kind) if kind in ADOPTING else choices(kind)
+
+
 @functools.cache
 def _discover(folder: str) -> None:
     for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
@@ -191,7 +197,7 @@ def summary(cls: type) -> str:
 
 def registered_name(kind: str, name: Any, where: str) -> str:
     """The name under which a choice is registered; "FedAvg" and "Early-Stopping" are read as fedavg, early_stopping."""
-    known = choices(kind)
+    known = accepted(kind)
     if isinstance(name, str) and name not in known:
         plain = {re.sub(r"[\W_]", "", one): one for one in known}
         name = plain.get(re.sub(r"[\W_]", "", name.lower()), name)

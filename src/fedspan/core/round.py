@@ -48,29 +48,17 @@ class Round:
     last_round: npt.NDArray[
         np.int64
     ]  # (runs, S): the round in which each one last took part, -1 for none
-    weights: torch.Tensor | None = (
-        None  # (runs, S, 1): shares w_i of all N clients, which sum to 1; None: 1/N each
-    )
-    unbiased: bool = (
-        False  # whether means are divided by S/N instead of Σ_S w_i: `Participation.unbiased`
-    )
-    everyone: npt.NDArray[np.int64] | None = (
-        None  # (runs, N): `last_round` of all clients; known to the server only
-    )
+    weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N; None: 1/N each
+    unbiased: bool = False  # whether means are divided by S/N instead of Σ_S w_i
+    everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `last_round` of all, at the server
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
-    known_start: bool = (
-        False  # whether clients have the initial x, so that new ones need only its changes
-    )
+    known_start: bool = False  # whether clients have the initial x: new ones need changes only
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
-    overwrite: bool = (
-        False  # whether a new state may take the place of the old one, except x: large, or a copy
-    )
+    overwrite: bool = False  # whether a new state, not x, may take the old one's place
     privacy: Terms | None = None  # what clients do to their replies
     robust: bool = False  # whether an aggregator takes the place of the mean of the replies
-    q: float | None = (
-        None  # with privacy: the probability to take part, which is the share that counts
-    )
+    q: float | None = None  # with privacy: the probability to take part, which then counts
 
     @property
     def share(self) -> torch.Tensor | float:

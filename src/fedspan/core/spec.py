@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import inspect
 import json
 import math
@@ -25,10 +24,10 @@ import tomli_w
 from fedspan.core import building, registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Search, Settings
+from fedspan.core.digest import digest, source_of
 from fedspan.core.errors import SpecError, at_least, at_most, one_line, path_of, positive, shown
 from fedspan.core.method import Method
 from fedspan.core.metric import column_of, direction_of
-from fedspan.core.source import source_of
 from fedspan.core.task import Task
 
 Table = dict[str, Any]
@@ -145,8 +144,7 @@ class Spec(Settings):
 
     def identity(self) -> str:
         """A short hash of `decisions`: runs of one identity differ in their seed and length alone."""
-        text = json.dumps(_ordered(self.decisions()))
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return digest(json.dumps(_ordered(self.decisions())))
 
 
 def _check_place(table: Table) -> None:
@@ -271,7 +269,8 @@ def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
 def _renamed(table: Table, key: str, name: Any) -> Table:
     """The table without settings that another choice at `key` does not share with the one before; they are named."""
     where = key.removesuffix(".name")
-    *_, kind = where.split(".")
+    *_, field = where.split(".")
+    kind = {"space": "projector", "local": "optimizer"}.get(field, field)
     before: Any = table
     for part in where.split("."):
         before = before.get(part, {}) if isinstance(before, Mapping) else {}
@@ -289,7 +288,7 @@ def _renamed(table: Table, key: str, name: Any) -> Table:
 
 def _shared(kind: str, table: Mapping[str, Any], name: str) -> Table:
     """The keys of a table that mean the same for another choice: both classes inherit the field from one class."""
-    known = registry.choices(kind)
+    known = registry.accepted(kind)
     old, new = known.get(table.get("name", "")), known.get(name)
     if old is None or new is None or old is new:
         return dict(table)

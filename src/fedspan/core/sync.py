@@ -177,9 +177,11 @@ class ModelSync:
         )
 
     def arrays(self) -> dict[str, Vector]:
-        """What is sent to one client: x, or the missed entries in order, or both."""
+        """What is sent to one client: x, or the missed entries in order, or both; no entries are an empty array."""
         missed = _joined(self.log.entries)
-        return missed if self.x is None else {"x": self.x, **missed}
+        if self.x is not None:
+            return {"x": self.x, **missed}
+        return missed or {MISSED: torch.empty(1, 0, 0)}
 
     @staticmethod
     def from_arrays(arrays: dict[str, Vector]) -> ModelSync:
@@ -252,7 +254,7 @@ def _joined(entries: tuple[Entry, ...]) -> dict[str, torch.Tensor]:
 def _apart(arrays: dict[str, torch.Tensor]) -> tuple[Entry, ...]:
     """The inverse of `_joined`."""
     if MISSED in arrays:
-        return tuple(arrays[MISSED].split(1, 1))
+        return tuple(arrays[MISSED].split(1, 1)) if arrays[MISSED].shape[1] else ()
     names = [name.removeprefix(f"{MISSED}.") for name in arrays]
     of_rounds = zip(*(array.split(1, 1) for array in arrays.values()), strict=True)
     return tuple(Encoded(**dict(zip(names, parts, strict=True))) for parts in of_rounds)

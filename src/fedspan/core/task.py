@@ -30,9 +30,7 @@ class Task(ABC):
     `seeds` has one seed per run. `settings` are those of the run: batch size, device, projection and so on.
     """
 
-    several_seeds: ClassVar[bool] = (
-        True  # whether `build` takes more than one seed and batches the runs
-    )
+    several_seeds: ClassVar[bool] = True  # whether `build` takes several seeds as a batch
 
     @abstractmethod
     def build(self, seeds: tuple[int, ...], settings: Settings) -> Problem:

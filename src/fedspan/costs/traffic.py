@@ -26,8 +26,7 @@ from fedspan.core.objective import Direction, Objective, Problem
 from fedspan.core.projector import Projector
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live, WithoutNumbers
-from fedspan.engine.cohorts import cohort_of
-from fedspan.engine.loop import Loop
+from fedspan.engine.loop import Loop, cohort_of
 from fedspan.projectors._dense import Dense
 from fedspan.replies.chain import Chain, Replies
 from fedspan.replies.running_mean import RunningMean
@@ -35,9 +34,7 @@ from fedspan.replies.running_mean import RunningMean
 WITH_VALUES = 300_000  # parameters up to which a walk with values is faster than without
 WALKED = 40  # rounds that are walked through, at least
 DRAWN = 2000  # rounds whose cohorts are drawn to know their downloads
-STEADY = (
-    8  # rounds after which a run with all clients in every round is taken to repeat its last two
-)
+STEADY = 8  # rounds after which a run with all clients is taken to repeat its last two
 
 Method = Method
 

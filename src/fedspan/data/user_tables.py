@@ -43,27 +43,15 @@ class OwnData:
     """
 
     path: str  # .npz, .safetensors, .csv, .tsv, .jsonl, .parquet, or a directory; relative to the spec file
-    target: str | None = (
-        None  # column to predict; by default `y` in .npz and .safetensors, `label` of texts
-    )
-    features: tuple[str, ...] | None = (
-        None  # columns of inputs; by default all other columns of numbers, or `text`
-    )
+    target: str | None = None  # column to predict; by default `y` of arrays, `label` of texts
+    features: tuple[str, ...] | None = None  # columns of inputs; by default all others, or `text`
     images: str | None = None  # column with the paths of images, which are the inputs
-    image_size: int | None = (
-        None  # images are made this many pixels wide and high; by default they keep their size
-    )
+    image_size: int | None = None  # pixels that images are made wide and high; none: as they are
     client: str | None = None  # column that says whose a row is, for the partition `natural`
-    standardize: Literal["pooled", "none"] = (
-        "pooled"  # mean 0, deviation 1 over all clients' training rows; or not
-    )
+    standardize: Literal["pooled", "none"] = "pooled"  # mean 0, deviation 1 over all clients
     test_path: str | None = None  # file or directory of the test set
-    test_column: str | None = (
-        None  # column that says "train" or "test", or 1 for test and 0 for training
-    )
-    test_share: float | None = (
-        None  # of each client's rows, drawn by the seed; 0.2 by default, 0: no test set
-    )
+    test_column: str | None = None  # column that says "train" or "test", or 0 or 1 for test
+    test_share: float | None = None  # of each client's rows; 0.2 by default, 0: no test set
 
     def __post_init__(self) -> None:
         for name in ("path", "test_path"):

@@ -41,9 +41,7 @@ from fedspan.drifts import _test
 class Controls(Drift):
     """Drift correction by control variates."""
 
-    correction: Literal["always", "tested", "never"] = (
-        "always"  # whether clients correct local steps
-    )
+    correction: Literal["always", "tested", "never"] = "always"  # whether clients correct
     rule: Literal["exact", "paper"] = "exact"  # how the server renews c: line 5 or line 5'
 
     in_gradients = True

@@ -32,9 +32,7 @@ from fedspan.servers.mean import Mean
 class Adapted(LocalSteps):
     """Adapters on every projected block, averaged as they are."""
 
-    rank: Rank = (
-        0.1  # r: a number, a share of a block's inputs, or a table of these by name pattern
-    )
+    rank: Rank = 0.1  # r: a number, a share of a block's inputs, or a table by name pattern
     alpha: float | None = None  # α of the scale α/r; none: r, so that the scale is 1
     others: Literal["trained", "frozen"] = "trained"  # what becomes of blocks without an adapter
     server: Server = Mean()  # what the server makes of the mean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -14,6 +14,7 @@ from fedspan.core.errors import at_least, at_most, items, number, one_of, positi
 from fedspan.core.footprint import Footprint
 from fedspan.core.method import LearningRate
 from fedspan.core.objective import Direction
+from fedspan.core.registry import name_of
 from fedspan.optimizers.sgd import SGD
 
 PLAIN_STEPS = SGD()
@@ -58,6 +59,7 @@ class LocalSteps(Method):
     warmup: int = 0  # rounds at the start in which `lr` rises linearly
     milestones: tuple[float, ...] = (0.5, 0.75)  # where schedule = "step" lowers `lr`, as shares
     gamma: float = 0.1  # what schedule = "step" multiplies `lr` by
+    keeps_local: ClassVar[bool] = False  # whether states of `local` last between rounds
 
     def __post_init__(self) -> None:
         accept_choices(self)
@@ -68,6 +70,11 @@ class LocalSteps(Method):
                 )
         else:
             positive("lr", self.lr)
+        if (self.local.scaled or self.local.moments != "reset") and not self.keeps_local:
+            raise SpecError(
+                f"`local` {name_of(self.local)!r} keeps states between rounds, and {type(self).__name__} has no place "
+                "for them; use sgd, or adamw with moments = 'reset'"
+            )
         at_least("local_steps", self.local_steps, 1)
         at_most("local_steps", self.local_steps, 10**9)
         one_of("schedule", self.schedule, ("constant", "linear", "cosine", "step"))

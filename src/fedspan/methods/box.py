@@ -16,6 +16,7 @@ class that sets their defaults. What cannot work together is refused in `core.re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -70,6 +71,7 @@ class Box(LocalSteps):
     uplink: Uplink = Plain()  # how a client's vector is sent
     server: Server = Mean()  # what the server makes of the mean
     downlink: Downlink = FullModel()  # how x is sent
+    keeps_local = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,9 +129,15 @@ class Box(LocalSteps):
         r = self.space.size(layout)
         return Footprint(r, self.local.size(r))
 
+    @functools.cached_property
+    def whole(self) -> bool:
+        """Whether P = I in every round."""
+        return isinstance(self.space, Identity)
+
     def subspace(self, rnd: Round) -> LinearMap:
         """P_t."""
-        return draw(self.space, rnd.layout, rnd.seeds, rnd.t // self.space.refresh)
+        epoch = 0 if self.whole else rnd.t // self.space.refresh
+        return draw(self.space, rnd.layout, rnd.seeds, epoch)
 
     # the states before round 0
 
@@ -288,9 +296,7 @@ class InSubspace(Box):
         rank: Replaces the rank of `space`: a number of directions, a share of them, or a table by name pattern.
     """
 
-    rank: Rank | None = (
-        None  # replaces the rank of `space`: 20, a share of 0.2, or a table by pattern
-    )
+    rank: Rank | None = None  # replaces the rank of `space`: 20, a share, or a table by pattern
     space: Projector = Coordinate(rank=0.1)  # where x moves in a round
     downlink: Downlink = Changes()  # how x is sent
 

@@ -56,9 +56,7 @@ class FedSub(LocalSteps):
 
     space: Projector = Coordinate(rank=0.1, refresh=5)  # where x moves in a round
     rank: Rank | None = None  # replaces the rank of `space`
-    variant: Literal["zero_sum", "stale"] = (
-        "zero_sum"  # line 5, for those who took part, or 5', for all
-    )
+    variant: Literal["zero_sum", "stale"] = "zero_sum"  # line 5, or 5', for all clients
     server_lr: float = 1.0  # η_g: step size of the server
 
     plain_sum = True
@@ -68,7 +66,7 @@ class FedSub(LocalSteps):
         super().__post_init__()
         one_of("variant", self.variant, ("zero_sum", "stale"))
         positive("server_lr", self.server_lr)
-        if not isinstance(self.local, SGD) or self.local.moments != "reset":
+        if not isinstance(self.local, SGD):
             raise SpecError(
                 f"`local` {name_of(self.local)!r} is not for fedsub: its duals are end points, which must be η_l K "
                 "times a mean gradient; use sgd"

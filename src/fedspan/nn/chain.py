@@ -186,9 +186,7 @@ class Conv(Layer):
     """A convolution with one client's weights."""
 
     alone, dims = True, 3
-    columns: Tensor | None = (
-        None  # the input's windows, where the convolution is one product with them
-    )
+    columns: Tensor | None = None  # the input's windows, if the convolution is a product
 
     def __init__(self, prefix: str, layer: nn.Conv2d) -> None:
         self.prefix, self.size = prefix, layer.kernel_size

@@ -62,9 +62,7 @@ class ProblemKind:
     inputs: torch.dtype | None = None  # what inputs are converted to; None: they stay as they are
     outputs: tuple[int, ...] = ()  # the shape of one example's outputs
     dtype: torch.dtype = torch.float32  # of the model's numbers
-    logits: bool | None = (
-        None  # whether one output per target is a logit or a probability; None: not known
-    )
+    logits: bool | None = None  # whether an output per target is a logit; None: not known
     guessed: bool = False  # whether no loss is given; then every target must be a class
     reshaped: bool = False  # whether targets of a loss of one's own get the shape of the outputs
 

@@ -77,9 +77,7 @@ class Replies:
     places: npt.NDArray[np.int64]
     up: Any  # the cohort's message of those places; anything where there are none
     buffers: Vector | None = None
-    sent: npt.NDArray[np.int64] | None = (
-        None  # (runs, S): bytes sent, where they are not those of the download
-    )
+    sent: npt.NDArray[np.int64] | None = None  # (runs, S): bytes, if not the download's
     received: npt.NDArray[np.int64] | None = None  # (runs, places): the same of the replies
     events: tuple[Event, ...] = ()
 

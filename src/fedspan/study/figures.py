@@ -25,9 +25,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "fedspan",
 }
-MARKERS = (
-    "os^DvP*"  # as on the page: lines are told by color and marker, so that no one needs the color
-)
+MARKERS = "os^DvP*"  # as on the page: lines are told by color and marker
 ACROSS = 3  # panels side by side
 NAMED = 40  # rows or columns of a heat map that have room for names
 AXES: tuple[Axis, ...] = ("round", "up", "total")

@@ -50,7 +50,7 @@ from fedspan.core.errors import (
 )
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, read_toml, with_values
-from fedspan.engine.judging import HELD_OUT, sign_of
+from fedspan.engine.history import HELD_OUT, sign_of
 from fedspan.study.budget import Budget
 from fedspan.study.curves import Curve, Goal, Table, Tail, setting
 
@@ -114,9 +114,7 @@ class Part:
     tail: float = 1  # last evaluations whose mean is the result; below 1: as a share of them
     budget: Budget | None = None  # None: all variants run for the base's rounds
     claims: list[list[str]] = field(default_factory=list)  # variants in a claimed order, best first
-    within: float = (
-        0.0  # relative distance of a result that reproduces the published; 0: not judged
-    )
+    within: float = 0.0  # relative distance that reproduces the published; 0: not judged
     tuned_in: str = ""  # "part.variant" whose chosen point every variant takes, in the same case
     figure: Table = field(default_factory=dict)  # x: axes or a grid's key; rows: those to draw
     given: Spec | None = None  # the base as an object, in place of its table

@@ -20,7 +20,7 @@ from fedspan.core import registry
 from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import plan
-from fedspan.engine.judging import HELD_OUT, main_metric, sign_of
+from fedspan.engine.history import HELD_OUT, main_metric, sign_of
 from fedspan.study.budget import Budget
 from fedspan.study.curves import Goal, Table, labels, setting
 from fedspan.study.model import Part, Study, Variant, laid_over, study_of

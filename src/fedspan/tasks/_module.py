@@ -53,9 +53,7 @@ from fedspan.nn.problem_kind import (
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.tasks._imports import checked_model
 
-READ_AT_START = (
-    10_000  # clients; the data of more is read and checked when a client first takes part
-)
+READ_AT_START = 10_000  # clients; the data of more is read when a client first takes part
 KEPT = 256  # clients of a large population whose data stays in memory
 PROBED = 2  # examples that the model is tried on
 

@@ -21,9 +21,7 @@ from fedspan.core.objective import Problem
 from fedspan.theory.gradient_probe import GradientProbe, all_clients
 
 Floats = npt.NDArray[np.float64]
-CONVERGED = (
-    0.005  # relative change of the eigenvalue between two iterations at which power iteration stops
-)
+CONVERGED = 0.005  # relative change of the eigenvalue at which power iteration stops
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,9 +59,7 @@ class DataSet:
     convert: Callable[[Files], Contents] | None = None
     digest: str = ""  # SHA-256 of what is made
     hub: Hub | None = None
-    check: Callable[[Files], None] | None = (
-        None  # raises one of DAMAGED if the files that are read are damaged
-    )
+    check: Callable[[Files], None] | None = None  # raises one of DAMAGED if files are damaged
     part_of: str | None = None  # another data set that has all of it
     package: str | None = None  # a Python package that has it
     install: str = ""  # the command that installs the package

@@ -30,9 +30,7 @@ MAX_TEXT = 16_000  # characters of a value in a header
 class RunConfig:
     """The keys of `flwr run --run-config`, there with hyphens instead of underscores."""
 
-    run_dir: str = (
-        ""  # directory on the server for history, checkpoint, model and copies of states; required
-    )
+    run_dir: str = ""  # directory on the server for history, checkpoint, model, states; required
     set: str = ""  # changes of the spec, separated by ";"
     run_name: str = "run"  # name under which clients keep their states
     resume: bool = False  # continue the run in run_dir
@@ -40,9 +38,7 @@ class RunConfig:
     wait: float = 120.0  # seconds to wait for all clients at the start
     min_replies: int = 1  # a round with fewer accepted replies changes nothing and is tried again
     pause: float = 3600.0  # seconds for which a round is tried again before the run stops
-    bind_clients: bool | str = (
-        "auto"  # a client's number belongs to the first node that used it; "auto": where nodes
-    )
+    bind_clients: bool | str = "auto"  # a number belongs to its first node; "auto": where nodes
     # are authenticated, without which a node has another id at every start
     backup: bool = True  # keep a copy of every client's state on the server's disk
     checkpoint_every: int = 1  # rounds

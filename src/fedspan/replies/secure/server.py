@@ -80,9 +80,7 @@ class SecureSum:
     used: set[bytes] = field(
         default_factory=set
     )  # public keys of earlier sessions, which nobody may use again
-    weights: Mapping[int, float] | None = (
-        None  # client → its share of the examples, as the server knows it
-    )
+    weights: Mapping[int, float] | None = None  # client → share of the examples at the server
     about: str = "0 "  # the round and the settings, of which every client must be told the same
     events: list[tuple[int, str]] = field(default_factory=list)  # (client, what it did)
 
