@@ -96,7 +96,7 @@ for case in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
     % ROUNDS
-)  # noqa: UP031 (the text has braces)
+)
 
 
 def histories(checkout: Path, axes: bool) -> list[list[dict[str, float]]]:

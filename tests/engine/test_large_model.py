@@ -18,14 +18,15 @@ from fedspan.core.config import Settings
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import Live
-from fedspan.engine import loop, states
 from fedspan.downlinks import changes
 from fedspan.drifts import Controls
+from fedspan.engine import loop, states
 from fedspan.methods import SSF, FedAvg, Scaffold
 from fedspan.nn import problem as nn_problem
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
+from fedspan.optimizers import SGD
 from fedspan.replies import chain
 from fedspan.replies.running_mean import RunningMean
 
@@ -202,7 +203,7 @@ def test_a_large_run_goes_on_from_its_checkpoint(
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_client_trains_in_the_memory_of_x_and_puts_it_back(momentum: float) -> None:
-    method, found = SSF(rank=0.3, momentum=momentum, **KNOWN), []
+    method, found = SSF(rank=0.3, local=SGD(momentum=momentum), **KNOWN), []
     for on_client in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))

@@ -43,7 +43,10 @@ def test_a_result_tells_its_run() -> None:
 def test_a_notebook_shows_method_settings_and_a_curve() -> None:
     result = fedspan.run(
         TABLE
-        | {"eval_every": 10, "method": {"name": "ssf", "lr": "search", "rank": 3, "space": {"refresh": 2}}}
+        | {
+            "eval_every": 10,
+            "method": {"name": "ssf", "lr": "search", "rank": 3, "space": {"refresh": 2}},
+        }
     )
     shown = result._repr_html_()
     found = result.spec["method"]["lr"]

@@ -82,7 +82,11 @@ class Steering(LocalChannel):
 
     def deliver(self, messages: list[RoundMessage]) -> Any:
         for index, reply in super().deliver(messages):
-            if isinstance(reply, RoundMessage) and reply.client == 2 and "stat_test" in reply.arrays:
+            if (
+                isinstance(reply, RoundMessage)
+                and reply.client == 2
+                and "stat_test" in reply.arrays
+            ):
                 arrays = reply.arrays | {
                     "stat_test": torch.tensor([[self.sent]], dtype=reply.arrays["stat_test"].dtype)
                 }

@@ -9,7 +9,6 @@ Pearson's confidence intervals. The threshold is chosen on one half of the train
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

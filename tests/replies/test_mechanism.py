@@ -131,7 +131,7 @@ def test_the_sum_is_divided_by_qn_whoever_replies(dropped: set[int]) -> None:
     assert 0 < len(ids) != 5  # the realized cohort is not qN = 5
     advance(loop, 1)
     total = sum((one.sum(1, keepdim=True) for one in sent), torch.zeros_like(before))
-    close(model(loop) - before, total / 5)
+    close(before - model(loop), total / 5)
     for one in sent:
         assert float(one.norm(dim=-1).max()) <= 0.05
 
@@ -169,9 +169,7 @@ def test_an_empty_cohort_releases_noise_and_is_counted() -> None:
 
 @pytest.mark.parametrize("clip", [1e6, 0.05])
 @pytest.mark.parametrize("leak", [0.0, 0.3])
-@pytest.mark.parametrize(
-    ("name", "own"), [("ssf", SSF), ("scaffold", {})]
-)
+@pytest.mark.parametrize(("name", "own"), [("ssf", SSF), ("scaffold", {})])
 def test_controls_follow_from_the_clipped_messages(
     name: str, own: Any, leak: float, clip: float
 ) -> None:
