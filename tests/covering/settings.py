@@ -102,7 +102,7 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "optimizer": [{"name": "sgd"}],
     "projector": [
         {"name": name, "rank": 0.4, "refresh": 2}
-        for name in ("coordinate", "cycle", "gaussian", "hadamard")
+        for name in ("coordinate", "cycle", "gaussian", "hadamard", "identity")
     ],
     "drift": [{"name": "controls", "correction": "tested", "rule": "paper"}],
     "uplink": [
