@@ -1,4 +1,4 @@
-"""How heavy the house is: code tokens, classes, refusals of combinations, and files that a round and a comparison cross.
+"""How heavy the house is: code tokens, classes, refusals of combinations, files that a round and a comparison cross.
 
     python benchmarks/house.py
 
