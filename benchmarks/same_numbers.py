@@ -74,8 +74,7 @@ CASES: list[dict[str, Any]] = [
 ]
 STUDIES = ["toy", "mnist", "cifar100", "nlp", "options", "preconditioner", "privacy", "bytes"]
 ROUNDS = 40
-METHODS = (
-    """
+METHODS = """
 import json, sys, warnings
 import fedspan
 warnings.simplefilter("ignore")
@@ -95,8 +94,6 @@ for case in json.loads(sys.argv[1]):
     found.append([keep(row) for row in result.runs[0]])
 print(json.dumps(found))
 """
-    % ROUNDS
-)
 
 
 def histories(checkout: Path, axes: bool) -> list[list[dict[str, float]]]:
