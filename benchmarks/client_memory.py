@@ -43,7 +43,7 @@ from fedspan.core.round import Round
 from fedspan.costs.dry_run import rehearsal
 from fedspan.costs.memory import OneBatch, memory
 from fedspan.costs.plan import matched
-from fedspan.engine.worker import Replica, answer, without_zeros
+from fedspan.engine.simulator import Replica, answer, without_zeros
 from fedspan.huggingface.lora import lora, stepper
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
@@ -168,7 +168,7 @@ def make(kind: str, model: nn.Module) -> tuple[Step, int]:
         direction = f.restrict(x, P, torch.zeros_like(start))
     else:
         start, direction = x, f.direction(torch.zeros_like(x) if kind == "scaffold" else None)
-    return lambda: method.solver.descend(start, direction, 1e-6, 1), start.shape[-1]
+    return lambda: method.local.descend(start, direction, 1e-6, 1), start.shape[-1]
 
 
 def predicted(kind: str, dropout: float) -> int:
@@ -212,9 +212,9 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
 
     def step() -> None:
         nonlocal t
-        kind, zeros = method.types()[1], torch.zeros(1, 1, 0 if t else problem.layout.size)
+        zeros = torch.zeros(1, 1, 0 if t else problem.layout.size)
         before = (
-            store.load(t, t, kind, "")
+            store.load(t, t, "")
             if t
             else Replica(without_zeros(method.init_client(zeros, problem.layout)))
         )

@@ -54,7 +54,7 @@ def _peak(pid: int) -> int:
 def spec(rounds: int, rank: float) -> str:
     """Changes of the app's spec."""
     task = f'{{name = "custom", module = "{MODULE}", clients = 2}}'
-    method = f'{{name = "ssf", projector = {{name = "coordinate", rank = {rank}}}, lr = 0.3, local_steps = 20}}'
+    method = f'{{name = "ssf", space = {{name = "coordinate", rank = {rank}}}, lr = 0.3, local_steps = 20}}'
     return f"rounds = {rounds}; eval_every = 1; task = {task}; method = {method}"
 
 
@@ -63,12 +63,12 @@ def show(out: Path, status: dict[str, Any], peak: dict[str, int]) -> None:
     rows = [json.loads(line) for line in (out / "history.jsonl").read_text("utf-8").splitlines()][
         1:
     ]
-    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text("utf-8").splitlines()]
+    lines = [json.loads(line) for line in (out / "audit.jsonl").read_text("utf-8").splitlines()]
+    rounds = [line for line in lines if "rounds" in line]
     for row, one in zip(rows[1:], rounds, strict=True):
         sizes = "  ".join(
             f"{key} {one[key] / 1e6:.2f} MB"
-            for key in one
-            if key.startswith(("payload", "records"))
+            for key in ("up_bytes", "down_bytes", "records_up", "records_down")
         )
         print(
             f"round {row['round']}  {row['seconds']:.0f} s  accuracy {row['accuracy']:.3f}  {sizes}"

@@ -22,6 +22,7 @@ import bench
 import numpy as np
 import torch
 
+from fedspan.core.bundle import Bundle
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
@@ -56,13 +57,16 @@ def measure(problem: Problem, method: Any, rounds: int) -> dict[str, dict[str, f
         for _ in range(rounds):
             loop.step()
     x, own, rnd = loop.server.x, clients.clients().c, loop._round()
+    length = method.lr * method.local_steps  # of a plain step along the mean gradient
     here, down, after = all_clients(problem).full_grads(x), method.broadcast(loop.server, rnd), []
     for place, client in enumerate(rnd.ids[0]):
         one = rnd.subset(np.array([place]))
-        state = type(method.init_client(x, problem.layout))(own[:, client : client + 1])
+        state = Bundle(c=own[:, client : client + 1])
         with torch.inference_mode():
             _, up = method.client_step(state, down, problem.cohort(one), one)
-        after.append(GradientProbe(problem, np.array([client])).full_grads((x + up.dy).clone()))
+        after.append(
+            GradientProbe(problem, np.array([client])).full_grads(x - length * (down.Pc + up.v))
+        )
     order = np.argsort(rnd.ids[0])
     others = {
         "moved": torch.cat([after[i] for i in order], 1),

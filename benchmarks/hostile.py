@@ -3,7 +3,7 @@
     python benchmarks/hostile.py [--seeds 3] [--rounds 80] [--only ssf]
 
 539 writers, of whom 108 are hostile; 25 take part per round. An MLP 784-128-10, ten local steps on batches of 16.
-SSF renews its controls by control = "paper" where there is an aggregator, which needs it. There is a table per method,
+SSF renews its controls by rule = "paper" where there is an aggregator, which needs it. There is a table per method,
 with the accuracy on digits of 297 other writers in per cent: mean of the last three evaluations, mean over the seeds.
 Every run is a line of out/bench-hostile.jsonl as soon as it ends; a run that is there is not run again. The tables are
 out/bench-hostile.md.
@@ -32,11 +32,11 @@ from fedspan.nn.models import mlp
 
 OUT = Path(__file__).parents[1] / "out"
 SHARE = 0.2
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "ssf": {"name": "ssf", "rank": 0.1, "lr": 0.3, "local_steps": 10},
     "ssf, always": {
         "name": "ssf",
-        "correction": "always",
+        "drift": {"correction": "always"},
         "rank": 0.1,
         "lr": 0.3,
         "local_steps": 10,
@@ -73,7 +73,7 @@ def run(method: str, aggregator: str, attack: str, seed: int, rounds: int) -> di
     torch.manual_seed(seed)
     began, factor, own = time.process_time(), ATTACKS[attack], METHODS[method]
     if own["name"] == "ssf" and aggregator != "mean":
-        own = own | {"control": "paper"}
+        own = own | {"drift": {**own.get("drift", {}), "rule": "paper"}}
     with hostile(liars, times(factor)) if factor != 1 else contextlib.nullcontext():
         result = fedspan.fit(
             mlp((1, 28, 28), 10), clients, method=own, rounds=rounds, batch_size=16, clients_per_round=25,

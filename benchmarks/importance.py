@@ -19,11 +19,13 @@ import numpy as np
 import torch
 
 import fedspan
+from fedspan.core.bundle import Bundle
 from fedspan.core.linear_map import Factor, LinearMap
 from fedspan.core.round import Round
 from fedspan.core.spec import Spec
-from fedspan.methods.ssf import SSF, Down, ServerState
+from fedspan.methods.ssf import SSF
 from fedspan.projectors.coordinate import Picked
+from fedspan.servers import Momentum
 
 TAIL = 3  # evaluations whose mean is the result
 TASK = {
@@ -41,7 +43,7 @@ class ImportantSSF(SSF):
 
     kappa: float = 0.3  # κ: share of the probability that is uniform
 
-    def broadcast(self, server: ServerState, rnd: Round) -> Down:
+    def broadcast(self, server: Bundle, rnd: Round) -> Bundle:
         named.clear()
         factors: list[Factor | None] = []
         rng, parts = (
@@ -57,9 +59,7 @@ class ImportantSSF(SSF):
             if norms.any():
                 p = (1 - self.kappa) * norms / norms.sum() + self.kappa * p
             index = np.sort(
-                rng.choice(
-                    block.inputs, self.projector.rank_of(block), replace=False, p=p / p.sum()
-                )
+                rng.choice(block.inputs, self.space.rank_of(block), replace=False, p=p / p.sum())
             )
             factors.append(
                 Picked(torch.from_numpy(index)[None, None], block.inputs, rnd.layout.dtype)
@@ -103,7 +103,7 @@ def main() -> None:
     if args.short:
         args.seeds, args.rounds = 1, 5
     torch.set_num_threads(1)
-    shared: dict[str, Any] = {"rank": 0.2, "server_momentum": 0.5}
+    shared: dict[str, Any] = {"rank": 0.2, "server": Momentum(0.5)}
     for lr in (0.1, 0.2, 0.3):
         for name, method in (
             ("uniform", SSF(lr=lr, **shared)),

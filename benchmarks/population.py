@@ -33,6 +33,7 @@ from fedspan.core import checkpoint
 from fedspan.core.config import Engine
 from fedspan.core.layout import Block, Layout
 from fedspan.costs.traffic import FlatProblem
+from fedspan.drifts import Controls
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF
@@ -114,7 +115,7 @@ class Replies:
     def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage]]:
         """A reply of 10,000 numbers to each message."""
         for index, m in enumerate(messages):
-            arrays = {"a": torch.full((1, 1, 10_000), 0.01)}
+            arrays = {"v": torch.full((1, 1, 10_000), 0.01)}
             yield index, dataclasses.replace(m, status="ok", arrays=arrays)
 
 
@@ -122,7 +123,7 @@ def replies_per_minute(cohort: int = 200, rounds: int = 3) -> float:
     """How many replies of r = 10,000 the server's end takes, with copies of states of d = 100,000 on disk."""
     layout = Layout((Block("w", (100, 1000), 1),), torch.float32)
     method, problem = (
-        SSF(rank=100, lr=0.1, local_steps=1, correction="always"),
+        SSF(rank=100, lr=0.1, local_steps=1, drift=Controls()),
         FlatProblem(layout, 2 * cohort),
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -33,8 +33,8 @@ from fedspan.tasks.regression import Regression
 CLIENTS, COHORT, ROUNDS = 50, 25, 400
 MARKS = (1, 10, 100, 400)
 METHODS: dict[str, dict[str, Any]] = {
-    "ssf": {"lr": 0.02, "correction": "always", "projector": {"name": "coordinate", "rank": 0.5}},
-    "scaffold": {"lr": 0.01, "uplink": "control"},
+    "ssf": {"lr": 0.02, "rank": 0.5, "drift": {"correction": "always"}},
+    "scaffold": {"lr": 0.01},
 }
 
 

@@ -107,7 +107,7 @@ def digits(names: list[str], rounds: int, seed: int) -> None:
     )
     for name in names:
         table = {"name": name, "local_steps": 5} | (
-            {"rank": 0.2, "correction": "always"} if name == "ssf" else {}
+            {"rank": 0.2, "drift": {"correction": "always"}} if name == "ssf" else {}
         )
         run = {
             "rounds": rounds,

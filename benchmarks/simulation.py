@@ -29,7 +29,7 @@ from simulation_peers import BATCH, CLIENTS, COHORT, EXAMPLES, LR, STEPS, Go, da
 from torch import nn
 
 from fedspan.core.config import Engine, Settings, Simulate
-from fedspan.core.method import AnyMethod
+from fedspan.core.method import Method
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF, FedAvg, Scaffold
@@ -40,7 +40,7 @@ from fedspan.nn.projection_rules import projection_rules
 ROOT = Path(__file__).parents[1]
 PEERS = os.environ.get("PEERS", "out/peers/bin/python")
 TURN = 0.3  # seconds
-METHODS: dict[str, AnyMethod] = {
+METHODS: dict[str, Method] = {
     "fedavg": FedAvg(lr=LR, local_steps=STEPS),
     "scaffold": Scaffold(lr=LR, local_steps=STEPS),
     "ssf": SSF(rank=0.1, lr=LR, local_steps=STEPS),
@@ -87,7 +87,7 @@ def plain(model: nn.Module, clients: list[Any], scaffold: bool) -> Go:
     return lambda rounds: [one_round() for _ in range(rounds)]
 
 
-def ours(model: nn.Module, clients: list[Any], method: AnyMethod, how: Simulate = "auto") -> Go:
+def ours(model: nn.Module, clients: list[Any], method: Method, how: Simulate = "auto") -> Go:
     """fedspan's own loop and simulator."""
     problem = TorchProblem(
         model,

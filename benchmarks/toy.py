@@ -29,8 +29,8 @@ def make_loop(method: str, seeds: int = 1, clients: int = 20) -> Loop:
     settings = {"name": method, "lr": 1e-3, "local_steps": 5}
     if method == "ssf":
         settings |= {
-            "projector": {"name": "gaussian", "rank": 20},
-            "correction": "always",
+            "space": {"name": "gaussian", "rank": 20},
+            "drift": {"name": "controls", "correction": "always"},
         }  # as in toy_numpy
     built = building.build("method", settings)
     of_runs = tuple(range(seeds))

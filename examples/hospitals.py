@@ -16,13 +16,14 @@ import torch
 import fedspan
 from fedspan import Engine, Participation, Projection
 from fedspan.methods import SSF, FedAdam, FedAvg, Scaffold
+from fedspan.servers import Adam
 
 SEEDS, ROUNDS, STEPS, BATCH = range(42, 47), 5, 100, 8
 METHODS = {  # the settings of FLamby, and what it published
     "FedAvg": (FedAvg(lr=0.1, local_steps=STEPS), "0.735 ± 0.157"),
     "SCAFFOLD": (Scaffold(lr=0.01, local_steps=STEPS), "0.699 ± 0.031"),
     "FedAdam": (
-        FedAdam(lr=0.01, server_lr=0.1, beta2=0.999, tau=1e-8, local_steps=STEPS),
+        FedAdam(lr=0.01, server=Adam(lr=0.1, beta2=0.999, tau=1e-8), local_steps=STEPS),
         "0.842 ± 0.015",
     ),
     "SSF, rank 1/2": (SSF(rank=0.5, lr=0.01, local_steps=STEPS), "-"),

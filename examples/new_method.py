@@ -1,10 +1,10 @@
 """FedProx: federated averaging with a pull back to the server's model (Li et al. 2020, arXiv:1812.06127).
 
      1  send x to the clients in S
-     2  y ← y − η_l (g_i(y) + μ (y − x))     K times, from y = x
-     3  x ← x + η_g mean_S (y_i − x)
+     2  y ← y − η_l (g_i(y) + μ (y − x))     K times, from y = x;  send y_i − x
+     3  x ← x + mean_S (y_i − x)
 
-A complete method in one file. Run it as a script, or pass the file to the command line:
+A complete method in one file, with a box of its own. Run it as a script, or pass the file to the command line:
 
     python examples/new_method.py
     fedspan run examples/ssf.toml --plugin examples/new_method.py --run-dir out/prox \
@@ -16,38 +16,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import fedspan
-from fedspan import Layout, Objective, Round, Vector
-from fedspan.methods.base import FullModel, LocalSteps, NoState
-
-
-@dataclass(frozen=True, eq=False)
-class Up:
-    dy: Vector
+from fedspan import Bundle, Layout, Objective, Round, Vector
+from fedspan.methods.base import LocalSteps
 
 
 @fedspan.register
 @dataclass(frozen=True, kw_only=True)
-class FedProx(LocalSteps[FullModel, NoState, FullModel, Up]):
+class FedProx(LocalSteps):
     mu: float = 0.1  # μ: strength of the pull back to the server's model
+    plain_sum = True  # the server needs only the mean of the replies
 
-    def init_server(self, x0: Vector, layout: Layout) -> FullModel:
-        return FullModel(x0)
+    def init_server(self, x0: Vector, layout: Layout) -> Bundle:
+        return Bundle(x=x0)
 
-    def init_client(self, x0: Vector, layout: Layout) -> NoState:
-        return NoState()
+    def init_client(self, x0: Vector, layout: Layout) -> Bundle:
+        return Bundle()
 
-    def broadcast(self, server: FullModel, rnd: Round) -> FullModel:
-        return server  # 1
+    def broadcast(self, server: Bundle, rnd: Round) -> Bundle:
+        return Bundle(x=server.x)  # 1
 
     def client_step(
-        self, client: NoState, down: FullModel, f: Objective, rnd: Round
-    ) -> tuple[NoState, Up]:
+        self, client: Bundle, down: Bundle, f: Objective, rnd: Round
+    ) -> tuple[Bundle, Bundle]:
         x = down.x
         y = self.descend(x, f.direction(plus=lambda y: self.mu * (y - x)), self.rate(rnd))  # 2
-        return client, Up(y - x)
+        return client, Bundle(dy=y - x)
 
-    def server_step(self, server: FullModel, up: Up, rnd: Round) -> FullModel:
-        return FullModel(server.x + self.server_lr * rnd.mean(up.dy))  # 3
+    def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
+        return server.replace(x=server.x + rnd.mean(up.dy))  # 3
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ clients = [(x[part], y[part]) for part in rows]
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 
-bits = QSGD(levels=127, bucket=256)  # 8 bits per number
+bits = QSGD(bits=8, bucket=256)
 methods = {
     "FedAvg": FedAvg(),
     "SCAFFOLD": Scaffold(),
     "DoubleSqueeze": DoubleSqueeze(),
     "SSF": SSF(rank=0.1),
-    "SSF, 8 bits": SSF(rank=0.1, compressor=bits, down_compressor=bits, keep_control=True),
+    "SSF, 8 bits": SSF(rank=0.1, uplink=bits, downlink=bits),
 }
 comparison = fedspan.compare(
     methods, model, clients, test=(x[1500:], y[1500:]),

@@ -213,6 +213,12 @@ def takes(name: str, field: str) -> bool:
     return any(one.name == field for one in dataclasses.fields(registry.choices("method")[name]))
 
 
+def in_subspace(name: str) -> bool:
+    """Whether x moves inside a random subspace unless told otherwise."""
+    fields = {one.name: one.default for one in dataclasses.fields(registry.choices("method")[name])}
+    return registry.name_of(fields["space"]) != "identity" if "space" in fields else False
+
+
 def every_method() -> list[Any]:
     """(name, settings) of everything in the registry, for parametrize."""
     return [

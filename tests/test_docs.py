@@ -231,6 +231,48 @@ def test_the_package_runs_as_a_module() -> None:
     assert done.stdout.startswith("fedspan ")
 
 
+def test_the_files_of_the_page_about_methods_run_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A recipe and a choice on each of three axes; every command of the page is run, and every law holds."""
+    page = (ROOT / "docs/adding-a-method.md").read_text()
+    blocks = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", page, re.S)
+    assert len(blocks) == 4
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for name, block in blocks:
+        (tmp_path / f"{name}.py").write_text(block)
+        assert block.count("\n") < 40
+    monkeypatch.chdir(tmp_path)
+    try:
+        for line in re.findall(r"^    (fedspan .*)$", page, re.M):
+            monkeypatch.setattr(sys, "argv", shlex.split(line))
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+            assert end.value.code == 0, line + capsys.readouterr().err
+    finally:
+        for name in ("new_method", *(name for name, _ in blocks)):
+            sys.modules.pop(name, None)
+            for known in registry._known.values():
+                known.pop(name, None)
+    told = capsys.readouterr().out
+    assert "FAIL" not in told
+    assert told.count("every law holds") == 4
+
+
+def test_the_functions_that_the_paper_leads_to_exist() -> None:
+    """The table of lines names files and functions in them, with the number next to the statement in brackets."""
+    page = (ROOT / "docs/algorithm-to-code.md").read_text()
+    (table,) = re.findall(r"## SSF line by line\n(.*?)\n## ", page, re.S)
+    found = 0
+    for file, functions in re.findall(r"`(\w+/\w+\.py)`: ((?:`\w+`(?: \(\d\))?(?:, )?)+)", table):
+        text = (ROOT / "src/fedspan" / file).read_text()
+        for function, number in re.findall(r"`(\w+)`(?: \((\d)\))?", functions):
+            body = re.split(r"\n(?:    )?def ", text.split(f"def {function}(")[1])[0]
+            assert not number or f"# {number}\n" in body, f"{file}: {function} ({number})"
+            found += 1
+    assert found > 15
+
+
 DIGITS = """
 rounds = 3
 eval_every = 1

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import fedspan
+from fedspan.drifts import Controls
 from fedspan.methods import SSF, FedAvg
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +67,7 @@ def test_the_share_that_tutorial_and_notebook_name_is_sent(
         fedspan.fit(clinics.model(), clients, method=method, rounds=1, progress=False).history[-1][
             "up_bytes"
         ]
-        for method in (SSF(rank=0.2, lr=0.1, correction="always"), FedAvg(lr=0.1))
+        for method in (SSF(rank=0.2, lr=0.1, drift=Controls()), FedAvg(lr=0.1))
     ]
     share = f"{100 * sent[0] / sent[1]:.0f} %"
     for text in (TUTORIAL, (ROOT / "examples/quickstart.ipynb").read_text()):

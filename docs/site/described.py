@@ -11,7 +11,7 @@ from typing import Any
 
 import griffe
 
-from fedspan.cli._fields import Row, settings
+from fedspan.cli._fields import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 import api_reference
@@ -49,7 +49,7 @@ def _ours(cls: type) -> bool:
     return cls.__module__.startswith(f"{api_reference.ROOT}.")
 
 
-def plain_fields(cls: griffe.Class, found: type, rows: list[Row]) -> None:
+def plain_fields(cls: griffe.Class, found: type, rows: list[tuple[str, str, str, str]]) -> None:
     """Shows a type alias as its members and a constant as its value, as `fedspan list NAME` does."""
     for name, kind, default, _ in rows:
         one = cls.members.get(name)
@@ -62,7 +62,7 @@ def plain_fields(cls: griffe.Class, found: type, rows: list[Row]) -> None:
         one.value = default if re.fullmatch(r"[A-Z_]+", str(one.value)) else one.value
 
 
-def full_docstring(cls: type, rows: list[Row]) -> str:
+def full_docstring(cls: type, rows: list[tuple[str, str, str, str]]) -> str:
     """The docstring of a class with every setting in its `Args:`, and with that of its file if it is a choice."""
     own = re.sub(r"^Args:\n(?:[ ]+.*\n?|\n)+", "", inspect.getdoc(cls) or "", flags=re.M).strip()
     file = (

@@ -41,7 +41,7 @@ class Claim:
 
 def rank(run: Run) -> int:
     """r."""
-    return int(run.point["method.projector.rank"])
+    return int(run.point["method.space.rank"])
 
 
 @functools.lru_cache(maxsize=64)
@@ -155,7 +155,7 @@ def bound(runs: list[Run]) -> list[Claim]:
     out = []
     for run in runs:
         s, method = setting(run), cast(Any, run.spec.method)
-        steps = Steps.of(method.lr, method.server_lr, method.local_steps)
+        steps = Steps.of(method.lr, method.server.lr, method.local_steps)
         seen = float(run.mean("grad_sq").min())
         limits = {"corollary": corollary.bound(s), "ours": theorem.bound_proved(s, steps)}
         for name, limit in limits.items():
@@ -265,10 +265,10 @@ def sampling(runs: list[Run]) -> list[Claim]:
     """Partial participation."""
     out = []
     for run in runs:
-        control, s = run.point["method.control"], run.point["clients_per_round"]
+        rule, s = run.point["method.drift.rule"], run.point["clients_per_round"]
         values = run.mean("grad_sq")
-        left, exact = float(values[-1] / values[0]), control == "exact" or s == 20
-        text = f"ours, control = '{control}', S = {s} of 20: ‖∇F‖² that is left"
+        left, exact = float(values[-1] / values[0]), rule == "exact" or s == 20
+        text = f"ours, rule = '{rule}', S = {s} of 20: ‖∇F‖² that is left"
         out.append(
             Claim(text, "→ 0" if exact else "a floor", f"{left:.1e}", (left < 1e-6) == exact)
         )

@@ -134,7 +134,7 @@ FIGURES: dict[str, Callable[[Any, list[Run]], None]] = {
     ),
     "sampling": _curves(
         "grad_sq",
-        lambda run: f"{run.point['method.control']}, S = {run.point['clients_per_round']}",
+        lambda run: f"{run.point['method.drift.rule']}, S = {run.point['clients_per_round']}",
         "‖∇F‖² / start",
     ),
     "transient": _transient,

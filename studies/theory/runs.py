@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from fedspan.engine.judging import PLAIN
+from fedspan.engine.outcome import LR
 
 from fedspan.core.errors import at_least, one_of
 from fedspan.core.spec import Spec, with_values
 from fedspan.engine import history
-from fedspan.engine.judging import PLAIN
-from fedspan.engine.outcome import LR
 from fedspan.study.jobs import Job
 
 Floats = npt.NDArray[np.float64]
@@ -92,9 +92,9 @@ def _experiment(table: dict[str, Any], base: dict[str, Any], divisor: int) -> Ex
         whole["eval_every"] = max(1, min(whole["eval_every"], whole["rounds"] // 10))
         if "keep" in table:
             method = whole["method"]
-            method["server_lr"] = table["keep"] / (method["lr"] * method["local_steps"])
+            method["server"] = {"lr": table["keep"] / (method["lr"] * method["local_steps"])}
         if whole["method"]["name"] == "subavg":
-            del whole["method"]["correction"]
+            del whole["method"]["drift"]
         specs.append((point, Spec.from_table(whole)))
     return Experiment(table["name"], table["title"], table["about"], specs)
 
@@ -110,7 +110,10 @@ def _read(point: Point, job: Job) -> Run:
     spec = job.spec
     if isinstance(spec.method.lr, str):
         values = json.loads((job.run_dir / LR).read_text("utf-8"))["values"]
-        spec = dataclasses.replace(spec, method=dataclasses.replace(spec.method, **values))  # type: ignore[type-var]
+        own: Any = spec.method
+        server = dataclasses.replace(own.server, lr=values["server_lr"])
+        own = dataclasses.replace(own, lr=values["lr"], server=server)
+        spec = dataclasses.replace(spec, method=own)
     metrics = {
         name: np.array([[row[name] for row in one[:rows]] for one in found], float)
         for name in names

@@ -184,7 +184,7 @@ CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
         [{"clip": 1.0}],
         "`training` is for tasks with a torch model",
     ),
-    (lambda v: fedspan.compressors.QSGD(levels=v), [10**20, 1e20, 0, 2**24], "`levels`"),
+    (lambda v: fedspan.compressors.QSGD(bits=v), [10**20, 1e20, 0, 1, 2**24], "`bits`"),
     (lambda v: fedspan.optimizers.AdamW(decay=v), [1e300, -1, NAN], "`decay`"),
     (lambda v: fit(engine=fedspan.Engine(states_dir=v)), [3, [], {}], "`states_dir`"),
     (lambda v: fit(engine=fedspan.Engine(recompute=v)), ["yes", 1], "`recompute`"),

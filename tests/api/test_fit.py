@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fedspan
-from conftest import METHODS, Interrupt, build, takes
+from conftest import METHODS, Interrupt, build, in_subspace
 from fedspan.callbacks import EarlyStopping, KeepBest
 from fedspan.core.config import Engine, Projection, Training
 from fedspan.core.errors import DataError, SpecError
@@ -61,7 +61,7 @@ def together(data: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tenso
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_learns(name: str) -> None:
-    extra = {"projector": COORDINATE} if takes(name, "projector") else {}
+    extra = {"projector": COORDINATE} if in_subspace(name) else {}
     method = build(name, lr=0.1, local_steps=4, **extra)
     result = fedspan.fit(
         net(),

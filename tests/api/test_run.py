@@ -136,7 +136,7 @@ def test_own_data(tmp_path: Path) -> None:
         "batch_size=full",
         f"task.data={npz(tmp_path / 'own.npz', A=a, B=b)}",
         "clients_per_round=2",
-        "method.projector.rank=0.5",
+        "method.space.rank=0.5",
     )
     result = run(Spec.load(spec_file(tmp_path, 2000), changes), tmp_path / "o")
     assert result.history[-1]["rel_err"] < 1e-4
@@ -177,22 +177,22 @@ def test_compressors_inside_compressors_survive_toml(tmp_path: Path) -> None:
     """Tables inside tables, in a file and on the command line."""
     inner, outer = (
         {"name": "topk", "k": 0.2},
-        {"name": "qsgd", "levels": 15, "bucket": 8, "unbiased": False},
+        {"name": "qsgd", "bits": 5, "bucket": 8, "unbiased": False},
     )
     changes = (
         'method={name="ef", lr=0.01, local_steps=2}',
-        'method.compressor={name="compose", outer={name="qsgd", levels=15, bucket=8, unbiased=false}}',
-        'method.compressor.inner={name="topk", k=0.2}',
+        'method.uplink.compressor={name="compose", outer={name="qsgd", bits=5, bucket=8, unbiased=false}}',
+        'method.uplink.compressor.inner={name="topk", k=0.2}',
     )
     spec = Spec.load(spec_file(tmp_path), changes)
-    assert spec.table()["method"]["compressor"] == {
+    assert spec.table()["method"]["uplink"]["compressor"] == {
         "name": "compose",
         "outer": outer,
         "inner": inner,
     }
     assert Spec.from_table(tomllib.loads(spec.toml())) == spec
     with pytest.raises(SpecError, match=r"compressor\.inner\.k` must be"):
-        Spec.load(spec_file(tmp_path), (*changes, "method.compressor.inner.k=true"))
+        Spec.load(spec_file(tmp_path), (*changes, "method.uplink.compressor.inner.k=true"))
 
 
 def test_import_is_quick() -> None:

@@ -30,7 +30,7 @@ METHOD = {
     "name": "ssf",
     "lr": 0.1,
     "local_steps": 4,
-    "projector": {"name": "coordinate", "rank": 0.25},
+    "space": {"name": "coordinate", "rank": 0.25},
 }
 
 

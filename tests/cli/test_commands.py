@@ -102,13 +102,21 @@ def test_list_of_one_name_shows_its_settings(monkeypatch: pytest.MonkeyPatch, ca
     assert main(monkeypatch, "list", "ssf") == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.startswith("method ssf: SCAFFOLD inside")
-    (control,) = [line for line in lines if line.split()[0] == "control"]
-    assert '"exact" | "paper"' in control
     named = [
         line.split()[0] for line in lines if not line.startswith(" ")
     ]  # other lines go on in their columns
-    assert named == ["setting", *(row[0] for row in _fields.settings(SSF))]
+    axes = ["space", "drift", "local", "uplink", "server", "downlink"]
+    others = [row[0] for row in _fields.settings(SSF) if row[0] not in axes]
+    assert named == ["axis", *axes, "setting", *others]
     assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    for kind in ("projector", "drift", "optimizer", "uplink", "server", "downlink"):
+        assert all(name in text for name in registry.choices(kind))
+    assert text.count("compressor") == 2  # stands for a choice of uplink and downlink
+    assert main(monkeypatch, "list", "controls") == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    (rule,) = [line for line in lines if line.split()[0] == "rule"]
+    assert '"exact" | "paper"' in rule
     assert main(monkeypatch, "list", "identity") == 0
     shown = capsys.readouterr().out
     assert "projector identity" in shown

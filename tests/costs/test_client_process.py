@@ -19,7 +19,7 @@ from fedspan.core.spec import Spec
 from fedspan.costs.dry_run import Live
 from fedspan.costs.memory import client_peak
 from fedspan.costs.plan import plan, shapes
-from fedspan.engine.worker import Replica, answer
+from fedspan.engine.simulator import Replica, answer
 from fedspan.methods import SSF
 from fedspan.tasks._module import Material
 from fedspan.tasks.custom import Custom

@@ -26,7 +26,6 @@ from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.client import RemoteClient
-from fedspan.remote.secure_client import SecureClient
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 
@@ -316,11 +315,10 @@ def _across(case: Case, plain: Any) -> tuple[Loop, Counted]:
     terms = None if chain.noise is None else chain.noise.terms()
     channel = Counted(method, problem, _new(case.folder))
     channel.known_start = spec.participation.known_start
-    client, options = RemoteClient, {}
+    options = {}
     if spec.secure is not None:
         options = {"secure": spec.secure, "weighted": spec.participation.weights == "examples"}
-        client = SecureClient
-    channel.kind = lambda *own, known_start: client(
+    channel.kind = lambda *own, known_start: RemoteClient(
         *own[:6], spec.rounds, terms, known_start=known_start, **options
     )
     transport = RemoteTransport(

@@ -18,12 +18,12 @@ from attacks import filled, hostile
 import fedspan
 from conftest import RUN, Interrupt
 from fedspan.cli import app as cli
+from fedspan.core import json_log
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError
-from fedspan.core.sealed import LONG, lines_text, read_lines, read_table, write_table
-from fedspan.engine.audit import numbers, ranges
-from fedspan.engine.audit_report import trails
-from fedspan.engine.cohorts import cohort_of
+from fedspan.core.json_log import LONG, lines_text, read_lines, read_table, write_table
+from fedspan.engine.audit import numbers, ranges, trails
+from fedspan.engine.loop import cohort_of
 
 pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
@@ -353,12 +353,10 @@ def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
 def test_lines_are_written_with_evaluations_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedspan.engine import history
-
     written: list[Path] = []
-    honest = history.append
+    honest = json_log.append
     monkeypatch.setattr(
-        history, "append", lambda path, data: (written.append(path), honest(path, data))
+        json_log, "append", lambda path, data: (written.append(path), honest(path, data))
     )
     fedspan.run(SPEC, tmp_path / "run", progress=False)
     assert sum(path.name == "audit.jsonl" for path in written) == 5 + 1  # evaluations, and the end

@@ -15,7 +15,7 @@ from torch import nn
 import fedspan
 from conftest import Interrupt
 from fedspan.api.fit import spec_of
-from fedspan.core.sealed import lines_text, read_table, write_table
+from fedspan.core.json_log import lines_text, read_table, write_table
 from fedspan.theory import lr_search
 
 

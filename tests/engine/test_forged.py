@@ -21,7 +21,7 @@ from fedspan.callbacks import CSV, KeepBest
 from fedspan.cli import app as cli
 from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError
-from fedspan.core.sealed import LONG, SHORT, lines_text, read_table, write_table
+from fedspan.core.json_log import LONG, SHORT, lines_text, read_table, write_table
 
 pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
@@ -325,7 +325,7 @@ def test_the_reported_case(signed: Path, tmp_path: Path) -> None:
 ADDED = {
     "seeds together": ["seed-7/history.jsonl", "history.jsonl", "per_client.jsonl"],
     "seeds apart": ["seed-7/history.jsonl", "history.jsonl", "per_client.jsonl"],
-    "one seed": ["roster.json", "rounds.jsonl"],
+    "one seed": ["roster.json"],
 }
 
 

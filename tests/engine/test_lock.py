@@ -16,7 +16,7 @@ from conftest import SMALL
 from fedspan.api.run import run
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
-from fedspan.engine.lock import lock_dir
+from fedspan.engine.run_dir import lock_dir
 from fedspan.study import conduct
 from fedspan.study.model import study_of
 
@@ -28,7 +28,7 @@ TABLE = {
 }
 HOLD = """
 import sys, time, pathlib
-from fedspan.engine.lock import lock_dir
+from fedspan.engine.run_dir import lock_dir
 with lock_dir(pathlib.Path(sys.argv[1])):
     print(1, flush=True)
     time.sleep(60)

@@ -13,7 +13,7 @@ from torch import nn
 import fedspan
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.outcome import CLIENTS as NAME
+from fedspan.engine.provenance import CLIENTS as NAME
 from fedspan.methods import FedAvg
 
 X = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))

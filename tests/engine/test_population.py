@@ -23,7 +23,7 @@ from fedspan.core.errors import CheckpointError
 from fedspan.core.partition import fill_empty
 from fedspan.data.partitions import Classes, Natural
 from fedspan.engine.loop import EVENTS_KEPT, Loop
-from fedspan.engine.outcome import CHECKPOINT
+from fedspan.engine.provenance import CHECKPOINT
 from fedspan.engine.run_dir import _Files
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory

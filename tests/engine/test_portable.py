@@ -73,7 +73,7 @@ print(json.dumps(found))
 PROMISES = """
 from fedspan.core import files
 from fedspan.core.errors import DiskError, SpecError
-from fedspan.engine.lock import lock_dir
+from fedspan.core.files import lock_dir
 from fedspan.study import live
 
 def refused(error, call):

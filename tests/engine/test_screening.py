@@ -19,8 +19,7 @@ from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.config import Engine, Participation
 from fedspan.engine import loop as loops
 from fedspan.engine import simulator, states
-from fedspan.engine.cohorts import cohort_of
-from fedspan.engine.loop import Loop
+from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.messages import RoundMessage
 from fedspan.replies import chain as chains

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import fedspan
-from conftest import METHODS, build, takes
+from conftest import METHODS, build, in_subspace
 from fedspan.core.config import Engine, Settings, Simulate, Training
 from fedspan.core.objective import InPlaceDirection
 from fedspan.engine.loop import Loop
@@ -54,7 +54,7 @@ def problem_of(
 
 
 def method_of(name: str, projector: str = "coordinate", **settings: Any) -> Any:
-    extra = {"projector": {"name": projector, "rank": 0.25}} if takes(name, "projector") else {}
+    extra = {"projector": {"name": projector, "rank": 0.25}} if in_subspace(name) else {}
     return build(name, lr=0.1, local_steps=3, **extra, **settings)
 
 
@@ -78,7 +78,7 @@ def model_after(
         (name, kind)
         for name in NAMES
         for kind in PROJECTORS
-        if kind == "coordinate" or takes(name, "projector")
+        if kind == "coordinate" or in_subspace(name)
     ],
 )
 def test_steps_in_place_are_the_steps_one_by_one(

@@ -16,7 +16,7 @@ from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
 from fedspan.downlinks import Coded
-from fedspan.engine.worker import Replica, opened
+from fedspan.engine.simulator import Replica, opened
 from fedspan.methods import SSF
 from fedspan.projectors import Gaussian
 

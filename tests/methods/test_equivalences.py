@@ -90,7 +90,7 @@ def test_a_strong_pull_keeps_clients_at_the_servers_model() -> None:
         loop = start(method, problem)
         rnd = loop._round()
         _, up = method.client_step(
-            loop.transport.population.take(rnd),
+            loop.transport.states.take(rnd.rows, rnd.ids.shape),
             method.broadcast(loop.server, rnd),
             problem.cohort(rnd),
             rnd,
@@ -168,7 +168,7 @@ def test_fedit_averages_factors_and_ffalora_models() -> None:
         rnd, server = loop._round(), loop.server
         down = method.broadcast(server, rnd)
         _, up = method.client_step(
-            loop.transport.population.take(rnd), down, problem.cohort(rnd), rnd
+            loop.transport.states.take(rnd.rows, rnd.ids.shape), down, problem.cohort(rnd), rnd
         )
         models = method.merged(server.base, server.u + up.du, rnd)
         off[name] = relative(method.server_step(server, up, rnd).x, models.mean(1, keepdim=True))

@@ -143,7 +143,9 @@ def test_another_start_of_a_is_noticed(name: str) -> None:
     down = method.broadcast(loop.server, rnd)
     down = down.replace(probe=down.probe + 1e-6)
     with pytest.raises(fedspan.FedspanError, match="another projector"):
-        method.client_step(loop.transport.population.take(rnd), down, problem.cohort(rnd), rnd)
+        method.client_step(
+            loop.transport.states.take(rnd.rows, rnd.ids.shape), down, problem.cohort(rnd), rnd
+        )
 
 
 @pytest.mark.parametrize("name", ["fedit", "ffalora"])

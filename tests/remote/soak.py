@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
+from rounds import rounds_in
 from test_faults import CALLS, KilledError, damage
 from test_flower import FakeGrid, spec_of
 
 from conftest import Scripted, close
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.core.spec import Spec
-from fedspan.engine.history import Rounds
 from fedspan.engine.loop import Loop
 from fedspan.engine.result import Result
 from fedspan.engine.simulator import Simulator
@@ -304,7 +304,7 @@ class World:
         assert [row["round"] for row in result.history] == sorted(
             {min(t, self.spec.rounds) for t in every}
         )
-        rounds = Rounds(self.out / "rounds.jsonl").read()
+        rounds = rounds_in(self.out)
         assert [one["round"] for one in rounds] == list(range(self.spec.rounds))
         missing = {
             (one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]

@@ -18,13 +18,13 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower"))
 
 from cluster import APP, Cluster, kill, quietly
+from rounds import rounds_in
 
 from conftest import METHODS, SMALL, Scripted, close
 from fedspan.api.run import run
 from fedspan.core import checkpoint
 from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec
-from fedspan.engine.history import Rounds
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.client import StateFile
@@ -60,7 +60,7 @@ def inline(value: Any) -> str:
 def same_as_simulated(spec: Spec, out: Path, folder: Path) -> None:
     """Final x within 1e-6, and the same bytes in both directions."""
     here = run(spec, folder).history[-1]
-    rounds = Rounds(out / "rounds.jsonl").read()
+    rounds = rounds_in(out)
     assert [len(one["accepted"]) for one in rounds] == [spec.clients_per_round] * spec.rounds
     assert sum(one["payload_up"] for one in rounds) == here["up_bytes"]
     assert sum(one["payload_down"] for one in rounds) == here["down_bytes"]
@@ -105,9 +105,7 @@ def test_a_registered_node_cannot_take_the_place_of_another_client(tmp_path: Pat
         cluster.start_node(8, client=0)
         status = cluster.wait(number, 400)
         assert status["status"] == "finished:completed", status
-    events = [
-        event for one in Rounds(out / "rounds.jsonl").read() for event in one.get("events", [])
-    ]
+    events = [event for one in rounds_in(out) for event in one.get("events", [])]
     assert any("refused as client 0, which belongs to another node" in event for event in events)
     assert Roster.at(out / ROSTER).nodes == bound
     same_as_simulated(spec, out, tmp_path / "here")
@@ -189,7 +187,7 @@ class Harm:
 
 def rounds_done(out: Path) -> int:
     try:
-        return max((one["round"] + 1 for one in Rounds(out / "rounds.jsonl").read()), default=0)
+        return max((one["round"] + 1 for one in rounds_in(out)), default=0)
     except FileNotFoundError:
         return 0
 
@@ -217,7 +215,7 @@ def test_a_hundred_kills_lose_and_double_nothing(tmp_path: Path) -> None:
             assert time.monotonic() < until, f"no round in 600 s after {harm.done} kills"
         assert cluster.wait(harm.run, 120)["status"] == "finished:completed"
     assert sum(harm.done.values()) == faults, harm.done
-    rounds = Rounds(out / "rounds.jsonl").read()
+    rounds = rounds_in(out)
     assert [one["round"] for one in rounds] == list(range(spec.rounds))
     uncounted = {
         (one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]
@@ -286,7 +284,7 @@ def test_a_superlink_with_its_database_is_killed_and_comes_back(tmp_path: Path) 
         cluster.start_link()
         status = cluster.wait(cluster.run(**config, resume=True), 400)
     assert status["status"] == "finished:completed", status
-    rounds = Rounds(out / "rounds.jsonl").read()
+    rounds = rounds_in(out)
     assert [one["round"] for one in rounds] == list(range(spec.rounds))
     uncounted = {
         (one["round"], c) for one in rounds for c in one["sampled"] if c not in one["accepted"]

@@ -16,11 +16,11 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
+from rounds import rounds_in
 from test_flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 
 import fedspan
 from fedspan.core.errors import FedspanError, SpecError
-from fedspan.engine.history import Rounds
 from fedspan.remote import server as remote_server
 from fedspan.remote.channel import StalledError
 from fedspan.remote.flower import server
@@ -45,11 +45,7 @@ def test_a_number_belongs_to_the_first_node_that_used_it(tmp_path: Path) -> None
 
     result = serve(spec, Impostor(spec, tmp_path / "states"), tmp_path / "out", bind_clients=True)
     assert result.status == "finished"
-    events = [
-        event
-        for one in Rounds(tmp_path / "out" / "rounds.jsonl").read()
-        for event in one.get("events", [])
-    ]
+    events = [event for one in rounds_in(tmp_path / "out") for event in one.get("events", [])]
     assert any("node 666 is refused as client 0" in event for event in events)
     roster = Roster.at(tmp_path / "out" / "roster.json")
     assert roster.nodes[0] == 100
@@ -114,11 +110,7 @@ def test_clients_are_bound_by_default_where_nodes_are_authenticated(
     spec = spec_of(rounds=8)
     grid = Restarted(spec, tmp_path / "states", ahead)
     assert serve(spec, grid, tmp_path / "out", **config).finished
-    events = [
-        event
-        for one in Rounds(tmp_path / "out" / "rounds.jsonl").read()
-        for event in one.get("events", [])
-    ]
+    events = [event for one in rounds_in(tmp_path / "out") for event in one.get("events", [])]
     assert any("node 666 is refused as client 0" in event for event in events) == bound
     assert (tmp_path / "out" / "roster.json").exists() == bound
     if bound:
@@ -141,11 +133,7 @@ def test_a_run_that_was_bound_stays_bound(tmp_path: Path) -> None:
         serve(dataclasses.replace(spec, callbacks=(Stop(),)), grid, tmp_path / "out")
     grid.ahead = {}
     assert serve(spec, grid, tmp_path / "out", resume=True).finished
-    events = [
-        event
-        for one in Rounds(tmp_path / "out" / "rounds.jsonl").read()
-        for event in one.get("events", [])
-    ]
+    events = [event for one in rounds_in(tmp_path / "out") for event in one.get("events", [])]
     assert any("node 666 is refused as client 0" in event for event in events)
 
 

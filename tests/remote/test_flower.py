@@ -17,14 +17,14 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from rounds import rounds_in
 
 from conftest import METHODS, SMALL, settings
 from fedspan.api.run import run
 from fedspan.cli import audit
 from fedspan.core.callback import Callback
 from fedspan.core.spec import Spec
-from fedspan.engine.audit_report import trails
-from fedspan.engine.history import Rounds
+from fedspan.engine.audit import trails
 from fedspan.engine.loop import Loop
 from fedspan.engine.result import Result
 from fedspan.remote import flower
@@ -111,7 +111,7 @@ def test_every_method_gives_the_simulators_result_and_bytes(name: str, tmp_path:
     there = serve(spec, FakeGrid(spec, tmp_path / "states"), tmp_path / "there").history[-1]
     assert there["rel_err"] == pytest.approx(here["rel_err"], rel=1e-6)
     assert (there["up_bytes"], there["down_bytes"]) == (here["up_bytes"], here["down_bytes"])
-    rounds = Rounds(tmp_path / "there" / "rounds.jsonl").read()
+    rounds = rounds_in(tmp_path / "there")
     assert [len(one["accepted"]) for one in rounds] == [3] * 6
     assert (
         sum(one["payload_up"] for one in rounds)
@@ -273,7 +273,7 @@ def test_a_client_says_why_it_refuses(tmp_path: Path) -> None:
 
     result = serve(spec, Newer(spec, tmp_path / "states"), tmp_path / "out")
     events = events_of(result)
-    sampled = sum(2 in one["sampled"] for one in Rounds(tmp_path / "out" / "rounds.jsonl").read())
+    sampled = sum(2 in one["sampled"] for one in rounds_in(tmp_path / "out"))
     assert len(events) == sampled > 0
     assert all("client 2: refused: the other end speaks protocol 9" in event for event in events)
 
@@ -346,11 +346,7 @@ def test_a_server_is_resumed_to_the_same_result(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         serve(spec, Stops(spec, tmp_path / "b"), tmp_path / "parts", checkpoint_every=2)
-    assert [one["round"] for one in Rounds(tmp_path / "parts" / "rounds.jsonl").read()] == list(
-        range(7)
-    )
+    assert [one["round"] for one in rounds_in(tmp_path / "parts")] == list(range(6))
     end = serve(spec, FakeGrid(spec, tmp_path / "b"), tmp_path / "parts", resume=True).history[-1]
-    assert [one["round"] for one in Rounds(tmp_path / "parts" / "rounds.jsonl").read()] == list(
-        range(8)
-    )
+    assert [one["round"] for one in rounds_in(tmp_path / "parts")] == list(range(8))
     assert end["rel_err"] == pytest.approx(straight["rel_err"], rel=1e-6)

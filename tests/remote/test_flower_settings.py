@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
 
+from rounds import rounds_in
 from test_flower import FLOAT32, SSF, FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401 - a fixture
 
 from conftest import SMALL, build
@@ -20,7 +21,6 @@ from fedspan.callbacks.diagnostics import Diagnostics
 from fedspan.core import building
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.spec import Spec
-from fedspan.engine.history import Rounds
 from fedspan.remote.flower import records, server
 from fedspan.remote.flower.client import load_spec
 from fedspan.remote.flower.records import RunConfig
@@ -32,7 +32,7 @@ def test_what_travels_for_ssf_is_its_numbers(tmp_path: Path) -> None:
     spec = spec_of(rounds=12)
     serve(spec, FakeGrid(spec, tmp_path / "states"), tmp_path / "out")
     r, d, last = 3 * 2, 12 * 2, dict[int, int]()
-    for one in Rounds(tmp_path / "out" / "rounds.jsonl").read():
+    for one in rounds_in(tmp_path / "out"):
         t = one["round"]
         missed = [min(d, (t - last[c]) * r) if c in last else d for c in one["sampled"]]
         last |= dict.fromkeys(one["accepted"], t)

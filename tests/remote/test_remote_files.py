@@ -14,13 +14,15 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
+from rounds import rounds_in
 from soak import DAMAGES, World, world
 from test_faults import KilledError, damage
 from test_flower import inside_a_task  # noqa: F401
 
-from fedspan.core import sealed
+from fedspan.core import json_log
 from fedspan.core.errors import CheckpointError
-from fedspan.engine.history import Rounds, read_until
+from fedspan.core.json_log import read_until
+from fedspan.engine.audit import trails
 from fedspan.engine.loop import Loop, Row
 from fedspan.remote.roster import ROSTER, Roster
 
@@ -80,10 +82,11 @@ def test_a_damaged_file_of_the_server_is_refused_or_does_not_matter(
             result = one.start(True)
             if result is None:
                 refused[file.name] = one.refusals[-1]
-            elif file.name == "rounds.jsonl":
-                assert how == "double" or any(
-                    "rounds.jsonl" in event for event in events(one.out)
-                ), "it says so"
+            elif file.name == "audit.jsonl":
+                (trail,) = trails(one.out)
+                assert how == "double" or "the trail begins at round" in trail.wrong[0], (
+                    "it says so"
+                )
             else:
                 one.check(result)
     assert not any("\n" in said for said in refused.values())
@@ -93,7 +96,7 @@ def test_a_damaged_file_of_the_server_is_refused_or_does_not_matter(
 
 
 def events(out: Path) -> list[str]:
-    return [event for one in Rounds(out / "rounds.jsonl").read() for event in one.get("events", [])]
+    return [event for one in rounds_in(out) for event in one["events"]]
 
 
 @pytest.mark.parametrize("name", [ROSTER, "checkpoint.safetensors", "copies/c.states"])
@@ -176,7 +179,7 @@ def test_no_flipped_bit_of_a_table_or_a_line_is_believed(tmp_path: Path) -> None
     assert roster.admits(0, 12)
     assert roster.admits(3, 7)
     lines = [{"round": 0, "loss": 0.5}, {"round": 1, "events": ["a"]}]
-    text, check = sealed.lines_text(lines)
+    text, check = json_log.lines_text(lines)
     (tmp_path / "lines").write_bytes(text)
     counts = {"refused": 0, "same": 0}
 
@@ -199,4 +202,4 @@ def test_no_flipped_bit_of_a_table_or_a_line_is_believed(tmp_path: Path) -> None
     bits(tmp_path / "r.json", roster_again)
     bits(tmp_path / "lines", lines_again)
     assert counts["refused"] > 20 * counts["same"]
-    assert sealed.undamaged(tmp_path / "nothing") == []
+    assert json_log.undamaged(tmp_path / "nothing") == []

@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from rounds import rounds_in
 from test_flower import SSF, FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 from test_secure_remote import no_sync  # noqa: F401
 
 from fedspan.api.run import run
 from fedspan.core.errors import SpecError
-from fedspan.engine.history import Rounds
 
 SECURE: dict[str, Any] = {"privacy": {"secure": True, "secure_bits": 64}, "clients_per_round": 4}
 
@@ -55,9 +55,7 @@ def test_a_secure_run_gives_the_simulators_result_and_bytes(name: str, tmp_path:
     assert there["rel_err"] == pytest.approx(here["rel_err"], rel=1e-5)
     assert (there["up_bytes"], there["down_bytes"]) == (here["up_bytes"], here["down_bytes"])
     assert not events_of(result)
-    assert [len(one["accepted"]) for one in Rounds(tmp_path / "there" / "rounds.jsonl").read()] == [
-        4
-    ] * 4
+    assert [len(one["accepted"]) for one in rounds_in(tmp_path / "there")] == [4] * 4
     assert {(status, tuple(arrays)) for status, arrays in grid.received} == {
         ("keys", ("keys",)), ("shares", ("shares",)), ("train", ("masked",)), ("unmask", ("shares",))
     }  # fmt: skip
@@ -74,7 +72,7 @@ def test_silence_at_a_question_is_an_event(
     grid = Watched(spec, tmp_path / "states", {(4 * 4 + number, phase)})
     result = serve(spec, grid, tmp_path / "out", backup=False, timeout=0.05)
     assert [f"no answer to {phase!r} in time" in event for event in events_of(result)] == [True]
-    accepted = [len(one["accepted"]) for one in Rounds(tmp_path / "out" / "rounds.jsonl").read()]
+    accepted = [len(one["accepted"]) for one in rounds_in(tmp_path / "out")]
     assert accepted == [4, counted, 4]
 
 

@@ -21,12 +21,11 @@ from test_remote import SSF, controls
 from conftest import Scripted, advance, build, close, model, small, start
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.privacy import Privacy
-from fedspan.engine.cohorts import cohort_of
-from fedspan.engine.loop import Loop
+from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.channel import Failure
+from fedspan.remote.client import RemoteClient
 from fedspan.remote.messages import RoundMessage
-from fedspan.remote.secure_client import SecureClient
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 from fedspan.replies.secure.client import PHASES
@@ -48,7 +47,7 @@ def secure(
     chain = Chain(method, secure=privacy)
     loop, channel, end = remote(method, problem, states_dir, chain, backup=False, **options)
     weighted = problem.weights is not None
-    channel.kind = functools.partial(SecureClient, secure=privacy, weighted=weighted)
+    channel.kind = functools.partial(RemoteClient, secure=privacy, weighted=weighted)
     loop.clients_per_round = 4
     return loop, channel, end
 
@@ -292,7 +291,7 @@ def test_a_client_is_not_asked_for_both_shares(tmp_path: Path) -> None:
     )
     assert first.status == "ok"
     assert channel.client(message.client).reply(message).status == "refused"
-    kept = channel.client(message.client).session_file.load()  # type: ignore[attr-defined]
+    kept = channel.client(message.client).session()
     assert not kept.private.numel()
 
 

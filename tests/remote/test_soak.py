@@ -43,7 +43,7 @@ def episode(folder: Path, seed: int) -> Counter[str]:
 def spoil(one: World, spoilt: Counter[str]) -> Callable[[], None] | None:
     """Damage a file of the server, which is down; gives what puts it back."""
     files = [
-        path for path in one.server_files() if path.name != "rounds.jsonl"
+        path for path in one.server_files() if path.name != "audit.jsonl"
     ]  # which decides nothing
     if not files or one.rng.random() < 0.5:
         return None

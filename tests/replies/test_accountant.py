@@ -17,7 +17,7 @@ import fedspan
 from conftest import RUN, build
 from fedspan.core.errors import CheckpointError
 from fedspan.core.privacy import Privacy
-from fedspan.engine.judging import main_metric
+from fedspan.engine.history import main_metric
 from fedspan.replies import accountant
 from fedspan.replies.noise import Mechanism
 

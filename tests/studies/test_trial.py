@@ -62,7 +62,7 @@ def test_a_factor_is_read_off_a_decay() -> None:
 def test_a_verdict_can_be_no() -> None:
     rounds = np.arange(40.0)
     for kept, holds in ((0.89, True), (0.97, False)):
-        point = {"method.projector.rank": 4, "clients_per_round": 20}
+        point = {"method.space.rank": 4, "clients_per_round": 20}
         lemma, ours = claims.contraction(
             [run({"control_error": np.stack([kept**rounds] * 2)}, point, rounds)]
         )

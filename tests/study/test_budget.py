@@ -17,7 +17,7 @@ from fedspan.study.curves import Curve
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},
-    "ssf": {"name": "ssf", "projector": {"name": "gaussian", "rank": 3}},
+    "ssf": {"name": "ssf", "space": {"name": "gaussian", "rank": 3}},
 }
 
 

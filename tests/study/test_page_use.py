@@ -34,7 +34,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "base.toml").write_text(tomli_w.dumps(TABLE))
     study = requested(
         [place / "base.toml"],
-        methods=["ssf:correction=always as SSF,fedavg as FedAvg,scaffold as SCAFFOLD"],
+        methods=["ssf:drift.correction=always as SSF,fedavg as FedAvg,scaffold as SCAFFOLD"],
         seeds=2,
     )
     for line in (

@@ -15,9 +15,10 @@ from conftest import RUN
 from fedspan.cli.app import app
 from fedspan.compressors import QSGD
 from fedspan.core.errors import SpecError
-from fedspan.methods import SSF, FedAvg
+from fedspan.methods import EF, SSF, FedAvg
 from fedspan.study.budget import Link
 from fedspan.study.proposal import Tuned
+from fedspan.uplinks import Code, Feedback
 
 SPEC: dict[str, Any] = RUN | {
     "rounds": 60,
@@ -103,11 +104,27 @@ def test_what_cannot_be_used_is_named(settings: dict[str, Any], words: str) -> N
 
 def test_codes_that_the_method_has_are_kept() -> None:
     """A row of 32 bits would have them too, under a wrong name."""
-    method = SSF(rank=0.5, local_steps=2, down_compressor=QSGD(levels=7, bucket=16))
-    with pytest.raises(SpecError, match="'bits' would replace `down_compressor`"):
+    method = SSF(rank=0.5, local_steps=2, downlink=QSGD(bits=4, bucket=16))
+    with pytest.raises(SpecError, match="'bits' would replace `downlink`"):
         fedspan.tune(method, SPEC, budget="total=60kB", vary={"bits": [32, 8]})
     found = fedspan.tune(method, SPEC, budget="total=60kB", vary={"rank": [0.5]})
-    assert found.method.down_compressor == method.down_compressor
+    assert found.method.downlink == method.downlink
+
+
+def test_bits_keep_the_memory_of_an_uplink() -> None:
+    method = {"name": "ef", "local_steps": 2}
+    found = fedspan.tune("ef", SPEC | {"method": method}, budget="total=60kB", vary={"bits": [8]})
+    assert found.method.uplink == Feedback(QSGD(bits=8, bucket=2048))
+    assert found.method.downlink == EF().downlink
+
+
+def test_settings_of_an_axis_are_varied(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(tomli_w.dumps(SPEC | {"method": {"name": "fedavgm"}}))
+    words = ["--budget", "rounds=40", "--vary", "server.beta=0.5"]
+    said = CliRunner().invoke(app, ["tune", str(tmp_path / "s.toml"), *words])
+    assert said.exit_code == 0, said.output
+    table = tomllib.loads("rounds" + said.output.rpartition("\nrounds")[2])
+    assert fedspan.Spec.from_table(SPEC | table).method.server.beta == 0.5  # type: ignore[attr-defined]
 
 
 def test_the_command_prints_a_method_for_the_spec(tmp_path: Path) -> None:
@@ -127,7 +144,7 @@ def test_the_command_prints_a_method_for_the_spec(tmp_path: Path) -> None:
     table = tomllib.loads("rounds" + said.output.rpartition("\nrounds")[2])
     method = fedspan.Spec.from_table(SPEC | table).method
     assert isinstance(method, SSF)
-    assert method.compressor is not None
+    assert isinstance(method.uplink, Code)
     assert table["rounds"] > 8
     assert table["method"]["local_steps"] == method.local_steps
 

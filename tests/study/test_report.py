@@ -36,7 +36,7 @@ TABLE: dict[str, Any] = {
         "name": "ssf",
         "lr": 0.02,
         "local_steps": 2,
-        "projector": {"name": "gaussian", "rank": 3},
+        "space": {"name": "gaussian", "rank": 3},
     },
     "task": SMALL,
     "batch_size": 4,
@@ -136,7 +136,7 @@ def test_runs_are_named_by_what_sets_them_apart() -> None:
     one, two = (TABLE | {"method": TABLE["method"] | {"lr": lr}} for lr in (0.1, 0.2))
     fedavg = TABLE | {"method": {"name": "fedavg", "lr": 0.3}}
     assert labels([one, two, fedavg]) == ["ssf, lr 0.1", "ssf, lr 0.2", "fedavg"]
-    hadamard = TABLE | {"method": TABLE["method"] | {"projector": {"name": "hadamard", "rank": 3}}}
+    hadamard = TABLE | {"method": TABLE["method"] | {"space": {"name": "hadamard", "rank": 3}}}
     assert labels([TABLE, hadamard]) == ["ssf, gaussian", "ssf, hadamard"]
     assert labels([TABLE, TABLE | {"rounds": 99, "seed": 5}]) == ["ssf", "ssf"]
 
@@ -186,7 +186,7 @@ def test_a_report_of_runs(runs: Path, tmp_path: Path) -> None:
     assert len(curves) == 3 + 2 * 2 * 7
     page = (tmp_path / "index.html").read_text()
     assert "fedspan report x" in page
-    assert "[method.projector]" in page  # the spec
+    assert "[method.space]" in page  # the spec
     for outside in ("http://", "https://", "src=", "<link", "@import", "url("):
         assert outside not in page.replace("http://www.w3.org/2000/svg", "").replace(
             "url(#inside", ""

@@ -26,9 +26,9 @@ def asked(*specs: Any, **options: Any) -> Part:
 
 
 def test_a_list_of_methods_with_settings() -> None:
-    assert entries("fedavg,ssf:rank=0.05,control=paper as SSF small,scaffold") == [
+    assert entries("fedavg,ssf:rank=0.05,drift.rule=paper as SSF small,scaffold") == [
         "fedavg",
-        "ssf:rank=0.05,control=paper as SSF small",
+        "ssf:rank=0.05,drift.rule=paper as SSF small",
         "scaffold",
     ]
     assert split('a=[1, 2], b={x = "p,q", y = 3},c') == ["a=[1, 2]", 'b={x = "p,q", y = 3}', "c"]
@@ -37,37 +37,38 @@ def test_a_list_of_methods_with_settings() -> None:
 def test_methods_take_steps_and_subspace_of_the_base(tmp_path: Path) -> None:
     plan = asked(
         [spec_file(tmp_path)],
-        methods=["fedavg, ssf, ssf:rank=0.25,control=paper as Small, fedsub:projector.rank=5"],
+        methods=["fedavg, ssf, ssf:rank=0.25,drift.rule=paper as Small, fedsub:space.rank=5"],
     )
     assert [v.name for v in plan.variants] == ["fedavg", "ssf", "ssf-2", "fedsub"]
     assert [v.label for v in plan.variants] == ["fedavg", "ssf", "Small", "fedsub, rank 5"]
     fedavg, ssf, small, fedsub = (plan.spec(v, {}).table()["method"] for v in plan.variants)
-    assert (fedavg["lr"], fedavg["local_steps"], fedavg["momentum"]) == (0.02, 2, 0.5)
+    assert (fedavg["lr"], fedavg["local_steps"]) == (0.02, 2)
+    assert fedavg["local"]["momentum"] == 0.5
     assert ssf == Spec.from_table(BASE).table()["method"]
-    assert small["projector"] == {"name": "coordinate", "rank": 0.25}
-    assert small["control"] == "paper"
-    assert fedsub["projector"] == {"name": "gaussian", "rank": 5}
+    assert small["space"] == {"name": "gaussian", "rank": 0.25, "refresh": 1}
+    assert small["drift"]["rule"] == "paper"
+    assert fedsub["space"] == {"name": "gaussian", "rank": 5, "refresh": 5}  # as often as its own
     assert (plan.metric, plan.goal, plan.seeds, plan.tail) == ("rel_err", "min", 3, 1)
 
 
 def test_grids_for_all_and_for_one(tmp_path: Path) -> None:
     plan = asked(
         [spec_file(tmp_path)],
-        methods=["fedavg,ssf,ssf:control=paper as Paper"],
-        grids=["ssf:refresh=1,5", "Paper:lr=0.5", "method.lr=0.01,0.1"],
+        methods=["fedavg,ssf,ssf:drift.rule=paper as Paper"],
+        grids=["ssf:space.refresh=1,5", "Paper:lr=0.5", "method.lr=0.01,0.1"],
     )
     assert [v.grid for v in plan.variants] == [
         {"method.lr": [0.01, 0.1]},
-        {"method.refresh": [1, 5], "method.lr": [0.01, 0.1]},
-        {"method.refresh": [1, 5], "method.lr": [0.5]},
+        {"method.space.refresh": [1, 5], "method.lr": [0.01, 0.1]},
+        {"method.space.refresh": [1, 5], "method.lr": [0.5]},
     ]
 
 
-def test_a_grid_of_ranks_takes_the_place_of_a_projector(tmp_path: Path) -> None:
+def test_a_grid_of_ranks_keeps_the_kind_of_subspace(tmp_path: Path) -> None:
     plan = asked([spec_file(tmp_path)], methods=["ssf,fedavg"], grids=["ssf:rank=0.25,0.5"])
     ssf = plan.variants[0]
-    found = [plan.spec(ssf, point).table()["method"]["projector"] for point in ssf.points()]
-    assert found == [{"name": "coordinate", "rank": rank} for rank in (0.25, 0.5)]
+    found = [plan.spec(ssf, point).table()["method"]["space"] for point in ssf.points()]
+    assert found == [{"name": "gaussian", "rank": rank, "refresh": 1} for rank in (0.25, 0.5)]
 
 
 def test_local_work_is_each_spec_files_own(tmp_path: Path) -> None:
@@ -81,12 +82,16 @@ def test_local_work_is_each_spec_files_own(tmp_path: Path) -> None:
 
 def test_spec_files_of_one_task(tmp_path: Path) -> None:
     one = spec_file(tmp_path)
-    two = spec_file(tmp_path, "two.toml", method=BASE["method"] | {"control": "paper"})
+    two = spec_file(
+        tmp_path,
+        "two.toml",
+        method=BASE["method"] | {"drift": {"name": "controls", "rule": "paper"}},
+    )
     three = spec_file(tmp_path, "three.toml", method={"name": "fedavg", "lr": 0.1}, rounds=50)
     plan = asked([one, two, three], budget=["up=3kB"], seeds=1)
     assert [v.label for v in plan.variants] == [
-        "ssf, control exact",
-        "ssf, control paper",
+        "ssf, rule exact",
+        "ssf, rule paper",
         "fedavg",
     ]
     assert [plan.spec(v, {}).rounds for v in plan.variants] == [20, 13, 10]
@@ -103,8 +108,9 @@ def test_spec_files_of_one_task(tmp_path: Path) -> None:
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown method": ({"methods": ["fedavgg"]}, "did you mean 'fedavg'?"),
-    "unknown setting": ({"methods": ["ssf:contrl=paper"]}, "did you mean 'control'?"),
-    "no value": ({"methods": ["ssf:control"]}, "written name:key=value,key=value"),
+    "unknown setting": ({"methods": ["ssf:drft=none"]}, "did you mean 'drift'?"),
+    "unknown part": ({"methods": ["ssf:drift.rul=paper"]}, "did you mean 'rule'?"),
+    "no value": ({"methods": ["ssf:drift"]}, "written name:key=value,key=value"),
     "another name": ({"methods": ["ssf:name=fedavg"]}, "written name:key=value,key=value"),
     "two values": ({"methods": ["ssf:lr=0.1,lr=0.2"]}, "sets 'lr' twice"),
     "grid without values": ({"grids": ["lr"]}, "--grid needs key=value"),
@@ -114,14 +120,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "grid of the task": ({"grids": ["task.het=1,2"]}, "'task.het' is not a setting of it"),
     "grid of another's key": (
-        {"methods": ["ssf,fedavg"], "grids": ["refresh=1,2"]},
-        "fedavg has no setting 'refresh'; give it for the methods that have it",
+        {"methods": ["ssf,fedavg"], "grids": ["rank=1,2"]},
+        "fedavg has no setting 'rank'; give it for the methods that have it",
     ),
     "bad value": ({"grids": ["lr=0.1,-1"]}, "lr` must be a positive number, got -1"),
     "metric": ({"metric": "accuracy"}, "`--metric` must be one of loss, rel_err, got 'accuracy'"),
     "seeds": ({"seeds": 0}, "`seeds` must be a whole number of at least 1"),
     "rank over d": (
-        {"grids": ["projector.rank=3,20"]},
+        {"grids": ["space.rank=3,20"]},
         "`rank` 20 is larger than the 12 inputs of block 'X'",
     ),
     "small budget": ({"budget": ["up=10B"]}, "less than one round of 'ssf'"),

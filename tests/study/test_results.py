@@ -20,7 +20,7 @@ from conftest import SMALL
 from fedspan.core import registry
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.core.spec import Spec
-from fedspan.engine.lock import lock_dir
+from fedspan.engine.run_dir import lock_dir
 from fedspan.study import conduct, jobs, report, results
 from fedspan.study.model import study_of
 from fedspan.study.request import requested
@@ -36,7 +36,7 @@ ROWS = {
     "base": {k: v for k, v in BASE.items() if k != "method"} | {"task": SMALL | {"het": "$het"}},
     "variants": {
         "fedavg": {"method": {"name": "fedavg"}, "color": "#E69F00"},
-        "ssf": {"label": "SSF | small", "method": {"name": "ssf", "projector": {"name": "gaussian", "rank": "$rank"}}},
+        "ssf": {"label": "SSF | small", "method": {"name": "ssf", "space": {"name": "gaussian", "rank": "$rank"}}},
     },
     "set": {"method.local_steps": 2},
     "parts": {

@@ -32,8 +32,8 @@ GAUSSIAN = {"name": "gaussian", "rank": 3}
 BASE: dict[str, Any] = {
     "rounds": 12,
     "eval_every": 2,
-    "method": {"name": "ssf", "lr": 0.02, "local_steps": 2, "momentum": 0.5, "projector": GAUSSIAN}
-    | {"correction": "always"},
+    "method": {"name": "ssf", "lr": 0.02, "local_steps": 2}
+    | {"local": {"name": "sgd", "momentum": 0.5}, "space": GAUSSIAN, "drift": {"name": "controls"}},
     "task": SMALL,
     "batch_size": 4,
     "clients_per_round": 3,
@@ -71,7 +71,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     place = tmp_path_factory.mktemp("done")
     study = requested(
         [spec_file(place)],
-        methods=["fedavg,ssf,fedavg:lr=50.0,momentum=0.0 as Too far,subavg"],
+        methods=["fedavg,ssf,fedavg:lr=50.0,local.momentum=0.0 as Too far,subavg"],
         grids=["fedavg:lr=0.001,0.02,40.0", "Too far:lr=50.0", "subavg:lr=0.02,0.07"],
         budget=["up=3kB"],
         seeds=2,

@@ -19,7 +19,7 @@ from fedspan.study import report
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SSF with a tested correction, which comes on, beside a method that has none."""
     place = tmp_path_factory.mktemp("switch")
-    tested = TABLE["method"] | {"correction": "tested", "rank": 8}
+    tested = TABLE["method"] | {"drift": {"correction": "tested"}, "rank": 8}
     settings: dict[str, Any] = TABLE | {"rounds": 30, "clients_per_round": 7}
     for name, method in {
         "tested": tested,

@@ -277,7 +277,13 @@ def test_a_subspace_that_holds_everything_has_nothing_to_gain() -> None:
     assert "A projects none of the 410 parameters and has nothing to gain" in verdict(of, made)
     made[0] = entry(of, "A", [0.9, 0.9], projected=[8192, 2237, 9610])
     assert "to gain" not in verdict(of, made)
-    coded = SPEC | {"method": {"name": "ssf", "lr": 0.1, "compressor": {"name": "sign"}}}
+    coded = SPEC | {
+        "method": {
+            "name": "ssf",
+            "lr": 0.1,
+            "uplink": {"name": "code", "compressor": {"name": "sign"}},
+        }
+    }
     bare = entry(of, "A", [0.9, 0.9], projected=[0, 410, 410])
     made[0] = dataclasses.replace(bare, series=dataclasses.replace(bare.series, spec=coded))
     assert "to gain" not in verdict(of, made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from conftest import model, settings, start
+from fedspan.drifts import Controls
 from fedspan.methods.ssf import SSF
 from fedspan.projectors.gaussian import Gaussian
+from fedspan.servers import Mean
 from fedspan.tasks.regression import RegressionProblem
 from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import safe_steps, setting_of
@@ -53,17 +56,12 @@ def check(number: int, part: float = 1.0) -> None:
     problem = one.problem
     cohort = max(1, round(part * problem.clients))
     draft = SSF(
-        lr=1.0, local_steps=one.local_steps, projector=Gaussian(rank=one.rank), correction="always"
+        lr=1.0, local_steps=one.local_steps, space=Gaussian(rank=one.rank), drift=Controls()
     )
     setting = setting_of(estimate(problem), draft, problem, cohort, one.rounds)
     steps = safe_steps(setting)
-    method = SSF(
-        lr=steps.local,
-        server_lr=steps.server(one.local_steps),
-        local_steps=one.local_steps,
-        projector=draft.projector,
-        correction="always",
-    )
+    server = Mean(lr=steps.server(one.local_steps))
+    method = dataclasses.replace(draft, lr=steps.local, server=server)
     loop = start(method, problem, cohort)
     asked, squares = all_clients(problem), []
     first = problem.evaluate(problem.x0)["loss"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from fedspan.core.errors import (
     shown,
     true_or_false,
 )
-from fedspan.core.files import remove
+from fedspan.core.files import removed_on_failure
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.reply import payload
@@ -36,8 +35,8 @@ from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
-from fedspan.engine.outcome import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
 from fedspan.engine.per_client import PerClient, Recorder
+from fedspan.engine.provenance import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.engine.simulator import Simulator
@@ -115,25 +114,16 @@ def run(
             else "an estimate of the problem's constants"
         )
         say(f"lr = {spec.method.lr!r}: {first} before the run")
-    begun = out is not None and (out / LR).exists()
-    spec, found, made = with_lr(spec, out, resume=resume)
-    bar = (
-        [Progress(rounds=spec.rounds, lr_rule=None if found is None else found["rule"])]
-        if progress
-        else []
-    )
-    every = [*spec.callbacks, *more, *bar]
-    keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
-    runs = _run if seeds == 1 or (spec.task.several_seeds and spec.dp is None) else _one_by_one
-    try:
-        result = runs(spec, out, of_runs, keeping, every, made)
-    except Exception:
-        if out is not None and not begun and found is not None and not _holds_run(out, of_runs):
-            remove(out / LR)
-            with suppress(OSError):  # it holds something else
-                out.rmdir()
-        raise
+    new = (lambda: ()) if out is None else (lambda: (out / LR, out))
+    with removed_on_failure(new, lambda: out is not None and _holds_run(out, of_runs)):
+        spec, found, made = with_lr(spec, out, resume=resume)
+        rule = None if found is None else found["rule"]
+        bar = [Progress(rounds=spec.rounds, lr_rule=rule)] if progress else []
+        every = [*spec.callbacks, *more, *bar]
+        keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
+        together = seeds == 1 or (spec.task.several_seeds and spec.dp is None)
+        result = (_run if together else _one_by_one)(spec, out, of_runs, keeping, every, made)
     result.lr_search = found
     return result
 
@@ -265,9 +255,9 @@ def _run(
                 "take more `noise`, fewer rounds or smaller batches or cohorts", stacklevel=4,
             )  # fmt: skip
         loop = Loop(
-            method, problem, clients, of_runs, clients_per_round, [*callbacks, EventLog()], out,
+            method, problem, clients, of_runs, clients_per_round, callbacks, out,
             chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
-            unbiased=spec.participation.unbiased,
+            unbiased=spec.participation.unbiased, on_events=EventLog(),
         )  # fmt: skip
         problem.drop_start()
         if chain.noise is not None:

@@ -10,11 +10,11 @@ from typing import Any
 
 from fedspan.core.errors import CheckpointError, shown
 from fedspan.core.files import make_dir, remove
+from fedspan.core.json_log import REMEDY, check_form, read_table, write_table
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
-from fedspan.core.sealed import REMEDY, check_form, read_table, write_table
 from fedspan.core.spec import Spec
-from fedspan.engine.outcome import LR, TRIALS, read_lr
+from fedspan.engine.provenance import LR, TRIALS, read_lr
 from fedspan.engine.run_dir import check_vacant
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import RateTrial, search

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedspan.core.building import describe
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
-from fedspan.engine.judging import Mode, judged_by, sign_of
+from fedspan.engine.history import Mode, judged_by, sign_of
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row

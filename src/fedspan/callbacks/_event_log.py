@@ -7,12 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
-
-from fedspan.core.callback import Callback
-
-if TYPE_CHECKING:
-    from fedspan.engine.loop import Loop
+from collections.abc import Sequence
 
 log = logging.getLogger("fedspan")
 NUMBERS = re.compile(r"[\d.,]+(?:e[+-]?\d+)?(?:[, ]+[\d.,]+(?:e[+-]?\d+)?)*")
@@ -23,14 +18,14 @@ def kind_of(event: str) -> str:
     return NUMBERS.sub("#", event)
 
 
-class EventLog(Callback):
+class EventLog:
     """Logs the first event of each kind."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
 
-    def on_round_end(self, run: Loop) -> None:
-        for event in run.heard[3]:
+    def __call__(self, told: Sequence[str]) -> None:
+        for event in told:
             kind = kind_of(event)
             if kind not in self.seen:
                 self.seen.add(kind)

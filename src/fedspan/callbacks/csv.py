@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedspan.callbacks._base import Writer
 from fedspan.core.files import csv_text, make_dir, write_atomic
 from fedspan.core.registry import register
-from fedspan.engine.outcome import TABLE
+from fedspan.engine.provenance import TABLE
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fedspan.callbacks._base import Judge
 from fedspan.core.errors import at_least, not_negative
 from fedspan.core.registry import register
-from fedspan.engine.judging import Mode
+from fedspan.engine.history import Mode
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Line, Loop, Row

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from fedspan.callbacks._base import Judge
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError
+from fedspan.core.json_log import REMEDY, check_form
 from fedspan.core.registry import register
-from fedspan.core.sealed import REMEDY, check_form
 from fedspan.core.wire import check_weights
-from fedspan.engine.judging import Mode
-from fedspan.engine.outcome import BEST
+from fedspan.engine.history import Mode
+from fedspan.engine.provenance import BEST
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row

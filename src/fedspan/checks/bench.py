@@ -15,8 +15,7 @@ from fedspan.core.objective import Problem
 from fedspan.core.round import Round
 from fedspan.core.sync import subset
 from fedspan.engine.loop import Loop, Transport
-from fedspan.engine.simulator import Simulator
-from fedspan.engine.worker import Replica, answer
+from fedspan.engine.simulator import Replica, Simulator, answer
 from fedspan.replies.chain import Chain, Replies
 from fedspan.tasks.regression import Regression
 

@@ -14,6 +14,8 @@ from fedspan.core.method import Method
 from fedspan.core.plugins import load_plugin
 
 USUAL = {"lr": 0.02, "local_steps": 3}  # what laws are tried with where nothing else is said
+AXES = ("drift", "uplink", "server", "downlink")
+RECIPES = ("fedavg", "scaffold", "subavg", "ssf")  # methods that a choice on an axis is tried in
 
 
 def check_method(method: Method) -> list[Tried]:
@@ -27,7 +29,11 @@ def check_method(method: Method) -> list[Tried]:
 
 
 def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Tried]]:
-    """Check every method, projector, compressor and aggregator that a file registers, by kind and name."""
+    """Check every method, choice on an axis, projector, compressor and aggregator that a file registers.
+
+    Returns:
+        What the laws say, by kind and name. A choice on an axis is tried in each recipe that does not refuse it.
+    """
     found: dict[str, list[Tried]] = {}
     for cls in load_plugin(path):
         kind = str(registry.kind_of(cls))
@@ -35,11 +41,24 @@ def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Tried]]:
             known = {field.name for field in dataclasses.fields(cls)}
             table = {key: value for key, value in USUAL.items() if key in known}
             found[f"method {path.stem}"] = check_method(building.make(cls, table | settings, kind))
+        elif kind in AXES:
+            part, refused = building.make(cls, settings, kind), []
+            for name in RECIPES:
+                recipe: Any = registry.choices("method")[name]
+                try:
+                    method = recipe(**USUAL, **{kind: part})
+                except SpecError as error:
+                    refused.append(error)
+                    continue
+                found[f"{kind} {path.stem} in {name}"] = check_method(method)
+            if len(refused) == len(RECIPES):
+                raise refused[0]
         elif kind in part_laws.LAWS:
             part = building.make(cls, settings, kind)
             found[f"{kind} {path.stem}"] = tried(part_laws.LAWS[kind], part)
     if not found:
         raise SpecError(
-            f"{str(path)!r} registers no method, projector, compressor or aggregator; there are laws of these only"
+            f"{str(path)!r} registers no method, choice on an axis of methods, projector, compressor or aggregator; "
+            "there are laws of these only"
         )
     return found

@@ -90,7 +90,7 @@ def restored(method: Method) -> None:
     assert isinstance(here.transport, Simulator)
     first = method.init_client(problem.x0, problem.layout)
     for field in method.private:  # what no server can know begins again
-        states = here.transport.population.tables[field]
+        states = here.transport.states.tables[field]
         assert isinstance(states, InMemory)
         states.put(np.arange(problem.clients), getattr(first, field)[0].expand(problem.clients, -1))
     near(

@@ -36,7 +36,7 @@ def diagnosis(found: Diagnosis, console: Console) -> None:
     safe = "safe: the corollary's" if found.setting.share == 1 else "safe: for sampled clients"
     lines = [(n, f"{s.local:.3g}", f"{s.server(found.setting.local_steps):.3g}", f"{s.effective:.3g}")
              for n, s in (own | {safe: found.safe}).items()]  # fmt: skip
-    console.print(table(("steps", "η_l = lr", "η_g = server_lr", "η̃"), lines))
+    console.print(table(("steps", "η_l = lr", "η_g = server.lr", "η̃"), lines))
     console.print(
         f"guaranteed after {found.setting.rounds:,} rounds with the safe steps: min ‖∇F‖² ≤ {found.bound:.3g} as "
         f"printed, {found.bound_proved:.3g} as proved\n", highlight=False, soft_wrap=not console.is_terminal,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedspan.engine.audit_report import Trail
+    from fedspan.engine.audit import Trail
 
 CHANGED = 1
 SHOWN = 30  # clients in the table
@@ -33,7 +33,7 @@ def command(
     """
     from fedspan.cli._tables import say
     from fedspan.core.errors import FedspanError
-    from fedspan.engine.audit_report import missing_seeds, trails
+    from fedspan.engine.audit import missing_seeds, trails
     from fedspan.engine.provenance import public_key, signed_by
 
     expected, wrong = None if key is None else public_key(key), 0
@@ -101,8 +101,8 @@ def _show_clients(trail: Trail, run_dir: Path, client: int | None, every: bool) 
             when = ranges(t for t, who in rounds.items() if client in who)
             say(f"  client {client} {word} in rounds {when or 'none'}")
         for event in trail.events:
-            if f"client {client}:" in event:
-                say(f"    {event}")
+            if client in event["clients"]:
+                say(f"    round {event['round']}: client {client}: {event['text']}")
         return
     clients, path = trail.clients(), run_dir / ROSTER
     nodes = Roster.at(path).nodes if path.exists() else {}

@@ -22,10 +22,11 @@ def command(
     ],
     change: Changes = None,
 ) -> int:
-    """Check a method, projector, compressor or aggregator of yours.
+    """Check a method, projector, compressor or aggregator of yours, or a choice on an axis of methods.
 
     A method is tried in the simulator and with a server and clients that exchange messages, with lost, repeated and
-    unanswered ones. --set gives its settings, as in --set mu=0.5.
+    unanswered ones. A drift, uplink, server or downlink is tried in fedavg, scaffold, subavg and ssf. --set gives
+    settings, as in --set mu=0.5.
     """
     from fedspan.checks.check_file import check_file
     from fedspan.cli._tables import console, say, table

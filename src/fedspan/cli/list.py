@@ -8,6 +8,7 @@ import typer
 
 from fedspan.cli._options import Plugin, load_plugins
 
+AXES = ("space", "drift", "local", "uplink", "server", "downlink")
 TABLES = {
     "spec.py": ("Spec",),
     "config.py": ("Training", "Participation", "Projection", "Engine", "Search"),
@@ -92,6 +93,18 @@ def _one(name: str, plugins: bool) -> None:
         say(f"{kind} {name}: {text[len(name) + 2 :] if doubled else text}")
         if kind == "command":
             say(f"  its options: fedspan {name} --help")
-        if rows := settings(_entry(kind, name)):
-            heads = ("setting", "type", "default", "description")
-            console.print(table(heads, [[escape(cell) for cell in row] for row in rows]))
+        rows = {row[0]: row for row in settings(_entry(kind, name))}
+        axes = [rows.pop(axis) for axis in AXES if kind == "method" and axis in rows]
+        chosen = [(axis, _choices(of), *rest) for axis, of, *rest in axes]
+        for head, type_, lines in (("axis", "choices", chosen), ("setting", "type", rows.values())):
+            if lines:
+                cells = [[escape(cell) for cell in row] for row in lines]
+                console.print(table((head, type_, "default", "description"), cells))
+
+
+def _choices(kind: str) -> str:
+    """The names of a kind; a compressor stands for a choice of some."""
+    from fedspan.core import registry
+
+    more = ["a compressor"] if hasattr(registry.KINDS[kind].base, "adopts") else []
+    return " | ".join([*registry.choices(kind), *more])

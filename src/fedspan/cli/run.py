@@ -103,7 +103,7 @@ def _with_callbacks(spec: Spec, names: list[str]) -> Spec:
 
 
 def _say_how_to_resume(run_dir: Path | None) -> None:
-    from fedspan.engine.outcome import CHECKPOINT, TRIALS
+    from fedspan.engine.provenance import CHECKPOINT, TRIALS
 
     if run_dir is not None and (run_dir / TRIALS).exists():
         typer.echo(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedspan.core.digest import source_of
 from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.registry import (
     ADOPTING,
@@ -24,7 +25,6 @@ from fedspan.core.registry import (
     registered_name,
     settings,
 )
-from fedspan.core.source import source_of
 from fedspan.core.task import Task
 
 Table = Mapping[str, Any]
@@ -44,7 +44,7 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
 
     Args:
         kind: Such as "compressor".
-        value: An instance (`QSGD(levels=3)`), a name ("qsgd") or a table (`{"name": "qsgd", "levels": 3}`).
+        value: An instance (`QSGD(bits=3)`), a name ("qsgd") or a table (`{"name": "qsgd", "bits": 3}`).
         where: What the value is called in error messages; `kind` by default.
 
     Raises:
@@ -83,9 +83,9 @@ def _is_compressor(kind: str, value: Any, where: str) -> bool:
 
 def accept_choices(value: Any) -> None:
     """Turns names and tables in the fields of a dataclass into what they name; for `__post_init__`."""
-    for name, kind in _choice_fields(type(value)):
+    for name, kind, optional in _choice_fields(type(value)):
         held = getattr(value, name)
-        if held is not None:
+        if held is not None or not optional:
             object.__setattr__(value, name, as_choice(kind, held, name))
 
 
@@ -107,16 +107,14 @@ def _typed_fields(cls: type) -> list[tuple[str, Any, Any]]:
     return [(f.name, hints[f.name], f.default) for f in settings(cls) if f.compare and hints]
 
 
-def _choice_fields(cls: type) -> list[tuple[str, str]]:
-    """(field, kind) of the settings that hold a choice."""
+def _choice_fields(cls: type) -> list[tuple[str, str, bool]]:
+    """(field, kind, whether it may be None) of the settings that hold a choice."""
     hints = _hints(cls)
-    found = (
-        (f.name, kind_of(option))
-        for f in settings(cls)
-        if hints
-        for option in _options(hints[f.name])
-    )
-    return [(name, kind) for name, kind in found if kind is not None]
+    typed = [(f.name, _options(hints[f.name])) for f in settings(cls) if hints]
+    found = [
+        (name, kind_of(one), type(None) in options) for name, options in typed for one in options
+    ]
+    return [(name, kind, optional) for name, kind, optional in found if kind is not None]
 
 
 def _hints(cls: type) -> dict[str, Any]:

@@ -7,7 +7,6 @@ file: there they are read one by one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import safetensors
 import torch
 
 from fedspan.core import system
+from fedspan.core.digest import digest_of_arrays, raw
 from fedspan.core.errors import CheckpointError
 from fedspan.core.files import write_atomic
 
@@ -29,7 +29,7 @@ KINDS = {
 def save(path: Path, arrays: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
     """Writes named arrays and a small JSON table."""
     text = json.dumps(meta)
-    about = {"format": FORMAT, "meta": text, "checksum": _checksum(arrays, text)}
+    about = {"format": FORMAT, "meta": text, "checksum": digest_of_arrays(arrays, text, size=16)}
     write_tensors(path, arrays, about, private=True)
 
 
@@ -46,14 +46,13 @@ def write_tensors(
     header: dict[str, Any] = {} if about is None else {"__metadata__": about}
     end, raws = 0, []
     for name, array in ordered:
-        raw = _raw(array)
+        raws.append(raw(array))
         header[name] = {
             "dtype": KINDS[array.dtype],
             "shape": list(array.shape),
-            "data_offsets": [end, end + raw.nbytes],
+            "data_offsets": [end, end + raws[-1].nbytes],
         }
-        end += raw.nbytes
-        raws.append(raw)
+        end += raws[-1].nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     write_atomic(path, len(text).to_bytes(8, "little"), text, *raws, private=private)
@@ -71,7 +70,7 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             raise CheckpointError(
                 f"{str(path)!r} is not a checkpoint of this fedspan ({header.get('format')!r}, not {FORMAT!r})"
             )
-        if header["checksum"] != _checksum(arrays, header["meta"]):
+        if header["checksum"] != digest_of_arrays(arrays, header["meta"], size=16):
             raise CheckpointError(
                 f"checkpoint {str(path)!r} fails its checksum; delete it and start again"
             )
@@ -92,18 +91,3 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
             mapped = file.get_tensor(name)
             arrays[name] = mapped.clone() if system.WINDOWS else mapped
         return arrays, file.metadata() or {}
-
-
-def _checksum(arrays: dict[str, torch.Tensor], meta: str) -> str:
-    digest = hashlib.blake2b(meta.encode(), digest_size=16)
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
-        digest.update(_raw(array))
-    return digest.hexdigest()
-
-
-def _raw(array: torch.Tensor) -> memoryview:
-    """The bytes of an array, without a copy."""
-    flat = array.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

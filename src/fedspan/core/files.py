@@ -14,12 +14,12 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedspan.core import system
-from fedspan.core.errors import DiskError
+from fedspan.core.errors import DiskError, ResumableError, SpecError
 
 Bytes = bytes | bytearray | memoryview
 CHUNK = 1 << 30  # one call of the system writes at most 2 GiB
@@ -111,6 +111,54 @@ def remove(path: Path) -> None:
     """Deletes a file, if it is there."""
     with disk_errors(path):
         system.patiently(lambda: path.unlink(missing_ok=True))
+
+
+@contextlib.contextmanager
+def lock_dir(path: Path) -> Iterator[None]:
+    """Lock a directory, creating it if needed; the system releases the lock when the process dies.
+
+    Raises:
+        SpecError: if another process holds the lock.
+    """
+    make_dir(path)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(system.locked(path))
+        except BlockingIOError:
+            raise SpecError(
+                f"{str(path)!r} is being written by another process; wait for it, or choose another run directory"
+            ) from None
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # leave no empty directory behind
+                path.rmdir()
+            raise
+
+
+@contextlib.contextmanager
+def removed_on_failure(
+    written: Callable[[], Iterable[Path]], begun: Callable[[], object]
+) -> Iterator[None]:
+    """Removes what a failed start has written, so that a corrected call can begin.
+
+    Args:
+        written: The files and folders that a start may write. Those that were there before stay, and folders with
+            something else in them.
+        begun: Whether the start did not fail, and the run must be resumed instead.
+    """
+    before = {path for path in written() if path.exists()}
+    try:
+        yield
+    except ResumableError:
+        raise
+    except Exception:
+        if not begun():
+            new = {path for path in written() if path.exists()} - before
+            for path in sorted(new, reverse=True):  # a folder after what is in it
+                with contextlib.suppress(OSError, ResumableError):
+                    path.rmdir() if path.is_dir() else remove(path)
+        raise
 
 
 def write_at(file: int, data: Bytes, start: int) -> int:

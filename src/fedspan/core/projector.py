@@ -137,9 +137,28 @@ SMALL = 1 << 18  # numbers of P below which several epochs are drawn at once
 AT_ONCE = 16  # epochs
 
 
-@functools.lru_cache(maxsize=64)
+_latest: tuple[Projector, Layout, tuple[int, ...], int, LinearMap] | None = None  # of `draw`
+
+
 def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: int) -> LinearMap:
     """P of one epoch between two refreshes; cached, because both ends and several steps of a round ask for it."""
+    global _latest  # hashing a layout takes longer than a round of a small model may
+    held = _latest
+    if (
+        held is not None
+        and held[3] == epoch
+        and held[0] is projector
+        and held[1] is layout
+        and held[2] is of_runs
+    ):
+        return held[4]
+    found = _drawn(projector, layout, of_runs, epoch)
+    _latest = (projector, layout, of_runs, epoch, found)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: int) -> LinearMap:
     ahead = _ahead(projector, layout)
     return _epochs(projector, layout, of_runs, epoch // ahead, ahead)[epoch % ahead]
 

@@ -1,6 +1,6 @@
 """SIGTERM, which `kill`, `timeout` and schedulers send: what is running is saved, then the process ends by the signal.
 
-A run handles the signal between two rounds (`engine.endings`). Everywhere else `Terminated` is raised at once. It
+A run handles the signal between two rounds (`engine.run_dir`). Everywhere else `Terminated` is raised at once. It
 passes through every `with` and `finally`, and the outermost `ending_by_sigterm` ends the process.
 """
 

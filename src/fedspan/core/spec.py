@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import inspect
 import json
 import math
@@ -25,10 +24,10 @@ import tomli_w
 from fedspan.core import building, registry
 from fedspan.core.callback import Callback
 from fedspan.core.config import Search, Settings
+from fedspan.core.digest import digest, source_of
 from fedspan.core.errors import SpecError, at_least, at_most, one_line, path_of, positive, shown
 from fedspan.core.method import Method
 from fedspan.core.metric import column_of, direction_of
-from fedspan.core.source import source_of
 from fedspan.core.task import Task
 
 Table = dict[str, Any]
@@ -145,8 +144,7 @@ class Spec(Settings):
 
     def identity(self) -> str:
         """A short hash of `decisions`: runs of one identity differ in their seed and length alone."""
-        text = json.dumps(_ordered(self.decisions()))
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return digest(json.dumps(_ordered(self.decisions())))
 
 
 def _check_place(table: Table) -> None:

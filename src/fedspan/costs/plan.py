@@ -253,7 +253,10 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
     if space["name"] == "identity":
         space = {"name": "coordinate", "rank": own.get("rank", rank)}
     if "rank" in known and space["rank"] is not None:
-        table |= {"space": space} if "space" in known else {"rank": space["rank"]}
+        if "space" in known:  # how often P is drawn is the method's own
+            table["space"] = space | {"refresh": theirs["space"]["refresh"]}
+        else:
+            table["rank"] = space["rank"]
     offered = {"local": own.get("local")}
     if (code := own.get("uplink", {}).get("compressor")) and "compressor" in theirs.get(
         "uplink", {}

@@ -26,8 +26,7 @@ from fedspan.core.objective import Direction, Objective, Problem
 from fedspan.core.projector import Projector
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live, WithoutNumbers
-from fedspan.engine.cohorts import cohort_of
-from fedspan.engine.loop import Loop
+from fedspan.engine.loop import Loop, cohort_of
 from fedspan.projectors._dense import Dense
 from fedspan.replies.chain import Chain, Replies
 from fedspan.replies.running_mean import RunningMean

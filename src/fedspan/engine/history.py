@@ -1,7 +1,7 @@
-"""Evaluations on disk: one JSON object per line. The first line has the spec and versions, every other one a row.
+"""The evaluations of a run: `history.jsonl`, and which of its metrics a run is judged by.
 
-A line is written in one piece and has a checksum. After a crash the last line may be cut short: it is dropped on
-reading. A line that was changed is refused.
+The first line of the file has the spec and versions, every other one a row. A line is written in one piece and has a
+checksum. After a crash the last line may be cut short: it is dropped on reading. A line that was changed is refused.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
-from fedspan.core.errors import CheckpointError, shown
-from fedspan.core.files import append, make_dir, sync, write_atomic
-from fedspan.core.sealed import REMEDY, SHORT, check_form, fits, lines_text, read_lines, undamaged
+from fedspan.core import registry
+from fedspan.core.errors import CheckpointError, SpecError, one_of, shown
+from fedspan.core.files import sync
+from fedspan.core.json_log import REMEDY, JsonLog, check_form, fits, read_lines, undamaged
+from fedspan.core.method import DETAILS
+from fedspan.core.metric import column_of, direction_of
 from fedspan.engine.loop import Line, Row
 
 NAME = "history.jsonl"
@@ -24,7 +28,18 @@ SPEC = {  # of what others read in it
     "participation": dict[str, Any],
 }  # fmt: skip
 COSTS = {"round": int, "up_bytes": int, "down_bytes": int, "seconds": float}  # of a row
-ASIDE = {"events": list[str], "diverged": bool}
+OTHERS = {"events": list[str], "diverged": bool}
+PLAIN = ("seed", *COSTS, "diverged", "events")  # what an evaluation has besides its metrics
+
+Mode = Literal["min", "max"]
+HELD_OUT = "validation_"
+# Columns by which nothing is judged unless they are named: of privacy, of methods, of `Diagnostics`.
+ASIDE = (
+    "epsilon", "clip", *DETAILS, "grad_sq", "drift", "control_error", "control_gap", "correction_cos",
+)  # fmt: skip
+# Columns of tasks and callbacks, which no metric speaks for.
+LOWER = re.compile(r"(^|_)(loss|err|error|grad_sq|drift)$")
+HIGHER = re.compile(r"(^|_)(score|accuracy)$")
 
 
 def line_of(row: Row, run: int) -> Line:
@@ -52,68 +67,36 @@ class Mark(NamedTuple):
 
 def mark_of(told: list[Any], where: Path) -> Mark:
     """A mark as a checkpoint holds it."""
-    if (
-        not fits(told, list[int | str])
-        or [type(part) for part in told] != [int, str]
-        or told[0] < 0
-    ):
+    if [type(part) for part in told] != [int, str] or told[0] < 0:
         raise CheckpointError(
             f"{str(where)!r} is damaged: it marks a history by {shown(told)}; {REMEDY}"
         )
     return Mark(*told)
 
 
-class Lines:
-    """A file of lines that is being written."""
-
-    def __init__(
-        self, path: Path, lines: Iterable[Line] = (), size: int = SHORT, private: bool = False
-    ) -> None:
-        self.path, self.size = path, size
-        make_dir(path.parent)
-        text, self.check = lines_text(
-            lines, size=size
-        )  # of the last line, which stands for the file up to there
-        write_atomic(path, text, private=private)
-
-    def append(self, *lines: Line) -> None:
-        """Adds lines in one piece."""
-        text, check = lines_text(lines, self.check, self.size)
-        append(self.path, text)
-        self.check = check
-
-
-def read_until(path: Path, check: str, size: int = SHORT) -> list[Line]:
-    """The lines up to the one with this checksum, which a checkpoint holds; none where it holds no checksum."""
-    if not check:
-        return []
-    lines, checks = read_lines(path, size) if path.exists() else ([], [])
-    if check not in checks:
-        raise CheckpointError(
-            f"{str(path)!r} is missing or of another run; put it back, or start the run again"
-        )
-    return lines[: checks.index(check) + 1]
-
-
 class History:
     """A history file that is being written. A checkpoint holds its mark and not the rows, however many there are."""
 
     def __init__(self, path: Path, header: Line, rows: list[Line]) -> None:
-        self.lines, self.rows, self.digest = Lines(path, [header, *rows]), len(rows), _digest(rows)
+        self.log, self.rows, self.digest = JsonLog(path, [header, *rows]), len(rows), _digest(rows)
         self.ended = any(row.get("diverged") for row in rows)
 
     def append(self, line: Line) -> None:
         """Add a row; a run that has diverged gets no more."""
         if not self.ended:
-            self.lines.append(line)
-            self.digest.update(_text(line))
+            self.log.append(line)
+            self.digest.update(json.dumps(line).encode())
             self.rows += 1
         self.ended = self.ended or bool(line.get("diverged"))
 
     def mark(self) -> Mark:
         """The rows so far, which are on disk."""
-        sync(self.lines.path)
+        sync(self.log.path)
         return Mark(self.rows, self.digest.hexdigest())
+
+
+def _digest(rows: Iterable[Line]) -> hashlib.blake2b:
+    return hashlib.blake2b(b"".join(json.dumps(row).encode() for row in rows), digest_size=16)
 
 
 def read_marked(path: Path, mark: Mark) -> list[Line]:
@@ -153,12 +136,12 @@ def _check_rows(rows: Sequence[Line], path: Path) -> None:
     """Refuses rows that no run could have written."""
     before = {"round": -1, "up_bytes": 0, "down_bytes": 0}
     for row in rows:
-        check_form(row, path, COSTS, dict.fromkeys(row, float | None) | ASIDE)
-        least = {key: value + (key == "round") for key, value in before.items()}
-        if wrong := [key for key in before if row[key] < least[key]]:
-            raise CheckpointError(
-                f"{str(path)!r} is damaged: {wrong[0]!r} falls to {row[wrong[0]]}; {REMEDY}"
-            )
+        check_form(row, path, COSTS, dict.fromkeys(row, float | None) | OTHERS)
+        for key, value in before.items():
+            if row[key] < value + (key == "round"):
+                raise CheckpointError(
+                    f"{str(path)!r} is damaged: {key!r} falls to {row[key]}; {REMEDY}"
+                )
         before = {key: row[key] for key in before}
 
 
@@ -168,42 +151,97 @@ def _plain(value: Any) -> bool:
     return fits(value, float | str | bool | dict[str, Any] | list[Any]) and all(map(_plain, inner))
 
 
-class Rounds:
-    """One JSON object per round, for whoever watches a run across machines."""
-
-    def __init__(self, path: Path, private: bool = False) -> None:
-        self.path, self.private = path, private
-
-    def begin(self, check: str) -> list[str]:
-        """Drops what is later than the checkpoint, which holds the checksum of its last line; gives what went wrong.
-
-        The file decides no number of the run, so that a damaged one does not end it.
-        """
-        try:
-            lines, events = read_until(self.path, check), list[str]()
-        except CheckpointError as error:
-            lines, events = self.read(), [f"{error}; the rounds in it that are undamaged are kept"]
-        self.lines = Lines(self.path, lines, private=self.private)
-        return events
-
-    def append(self, line: Line) -> str:
-        """Adds a round; gives the checksum of its line."""
-        self.lines.append(line)
-        return self.lines.check
-
-    def read(self) -> list[Line]:
-        """All rounds there are; what is cut short or damaged is left out."""
-        return [line for line in undamaged(self.path) if isinstance(line.get("round"), int)]
+# Which metric a run is judged by. `given` is what it has as `metrics`: names, classes, objects and functions, or what
+# its table tells of them.
 
 
-def write(path: Path, lines: list[Line]) -> None:
-    """A whole history at once."""
-    Lines(path, lines)
+def higher_is_better(metric: str, given: Sequence[Any] = ()) -> bool | None:
+    """Whether more of a metric is better, as the metric says, or the name of a column that is none; None: unknown."""
+    name = metric.removeprefix(HELD_OUT)
+    for one in given:
+        if isinstance(one, Mapping) and one["name"] == name:
+            return cast(bool | None, one.get("higher_is_better"))
+        if not isinstance(one, str | Mapping) and column_of(one) == name:
+            return direction_of(one)
+    known = registry.choices("metric").get(name)
+    if known is not None:
+        return bool(cast(Any, known).higher_is_better)
+    return False if LOWER.search(name) else True if HIGHER.search(name) else None
 
 
-def _digest(rows: Iterable[Line]) -> hashlib.blake2b:
-    return hashlib.blake2b(b"".join(map(_text, rows)), digest_size=16)
+def undefined_where(metric: str) -> str:
+    """Why a metric may have no value, as the end of a sentence; empty where nobody says."""
+    needs = getattr(registry.choices("metric").get(metric.removeprefix(HELD_OUT)), "needs", "")
+    return f": it needs {needs}" if needs else ""
 
 
-def _text(row: Line) -> bytes:
-    return json.dumps(row).encode()
+def sign_of(
+    metric: str, given: Sequence[Any], mode: Mode | None = None, option: str = "mode"
+) -> int:
+    """Return 1 where more of a metric is better and -1 where less is; refused where nobody says.
+
+    Args:
+        metric: The name of its column.
+        given: The run's `metrics`.
+        mode: What the user says.
+        option: What `mode` is called where the user gives it; empty where it cannot be given.
+    """
+    known = higher_is_better(metric, given)
+    higher = known if mode is None else mode == "max"
+    guessed = metric.removeprefix(HELD_OUT) not in {
+        *registry.choices("metric"),
+        "loss",
+        "training_loss",
+        *_names(given),
+    }
+    if known not in (None, higher) and not guessed:
+        better = "more" if known else "less"
+        raise SpecError(
+            f"`{option}` is {mode!r}, but {better} of the metric {metric!r} is better; leave `{option}` out"
+        )
+    if higher is None:
+        own = f"set {metric.removeprefix(HELD_OUT)}.higher_is_better = True or False before the run"
+        how = f"give {option}='min' or 'max', or {own}" if option else own
+        raise SpecError(
+            f"whether more or less of the metric {metric!r} is better is not known; {how}"
+        )
+    return 1 if higher else -1
+
+
+def _names(given: Sequence[Any]) -> set[str]:
+    """The columns of a run's own metrics."""
+    return {one["name"] if isinstance(one, Mapping) else column_of(one) for one in given}
+
+
+def main_metric(names: Sequence[str], given: Sequence[Any] = ()) -> str:
+    """Return the metric to judge by: of the validation set before the test set, and before the loss.
+
+    A column that a callback adds counts where its name says what is better.
+    """
+    own = _names(given)
+    among = [name for name in names if name not in ASIDE]
+    among = [name for name in among if name.startswith(HELD_OUT)] or among or list(names)
+    meant = (one for one in among if not one.endswith("loss") or one.removeprefix(HELD_OUT) in own)
+    known = (
+        one
+        for one in meant
+        if one.removeprefix(HELD_OUT) in own or higher_is_better(one, given) is not None
+    )
+    return next(known, among[0])
+
+
+def judged_by(lines: Sequence[Line], metric: str | None, given: Sequence[Any] = ()) -> str:
+    """Return the metric asked for, or the main one; refused where the evaluations do not have it."""
+    names = [name for name in lines[-1] if name not in PLAIN]
+    if not names:
+        raise SpecError(
+            "nothing is evaluated: give `test` or `validation`, or leave such callbacks out"
+        )
+    if metric is not None:
+        if metric.startswith(HELD_OUT) and not any(name.startswith(HELD_OUT) for name in names):
+            raise SpecError(
+                f"`metric` is {metric!r}, but there is no validation data; give `validation`, or use one of "
+                f"{', '.join(names)}"
+            )
+        one_of("metric", metric, names)
+    return metric or main_metric(names, given)

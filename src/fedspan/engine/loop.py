@@ -5,33 +5,62 @@ ServerState → broadcast → Down → (transport) → client_step → Up → (t
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core import seeds as streams
 from fedspan.core import wire
 from fedspan.core.callback import Callback
+from fedspan.core.digest import digest, sampled
 from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
+from fedspan.core.json_log import check_form
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat, Problem
 from fedspan.core.reply import payload
-from fedspan.core.round import Round, flat_rows
-from fedspan.core.sealed import check_form
-from fedspan.engine.cohorts import DRAWN_AHEAD, cohorts
+from fedspan.core.round import Round, Schedule, flat_rows
 from fedspan.engine.states import check_rows
 from fedspan.replies.chain import Chain, Event, Replies, in_words
 
 Line = dict[str, Any]  # one evaluation of one seed, as plain values
+
+
+DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
+
+
+@functools.lru_cache(maxsize=4)
+def cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Schedule:
+    """Who takes part in DRAWN_AHEAD consecutive rounds; each round depends on its own key alone."""
+    rounds = range(part * DRAWN_AHEAD, (part + 1) * DRAWN_AHEAD)
+    ids = streams.choose(streams.keys_of_rounds(seeds, "cohort", rounds), clients, size)
+    return Schedule(rounds.start, ids, flat_rows(ids, clients))
+
+
+def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> npt.NDArray[np.int64]:
+    """Who takes part in round t, (runs, S)."""
+    drawn = cohorts(seeds, clients, size, t // DRAWN_AHEAD)
+    ids: npt.NDArray[np.int64] = drawn.ids[t % DRAWN_AHEAD]
+    return ids
+
+
+class Heard(NamedTuple):
+    """Who took part in a round."""
+
+    t: int
+    ids: npt.NDArray[np.int64]  # (runs, S)
+    places: npt.NDArray[np.int64]  # that counted
+    events: tuple[Event, ...] = ()
+    told: tuple[str, ...] = ()  # the events in words
 
 
 class Transport(Protocol):
@@ -68,7 +97,6 @@ RECORD = {"id": str, "shape": list[int], "events": list[str], "more": int, "chec
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
 NOBODY = Replies(np.array([], np.int64), None)
-SAMPLED = 64  # initial weights that are looked at
 
 
 @dataclass
@@ -90,6 +118,7 @@ class Loop:
     chain: Chain = field(default=None)  # type: ignore[assignment]  # what happens to replies; by default their mean
     known_start: bool = False  # whether clients have the initial model
     unbiased: bool = False  # how a round weights its clients: `Participation.unbiased`
+    on_events: Callable[[Sequence[str]], None] | None = None  # is given what went wrong in a round
     metrics: Sequence[Any] = ()  # as the user gives them; they say whether more is better
     t: int = 0
     seconds: float = 0.0
@@ -111,12 +140,8 @@ class Loop:
     checks: dict[str, str] = field(
         default_factory=dict
     )  # file of lines → checksum of its last line
-    heard: tuple[Any, Any, tuple[Event, ...], list[str]] = (
-        (),
-        (),
-        (),
-        [],
-    )  # of the last round: ids, places that counted, events, and these in words
+    heard: Heard = field(init=False)  # of the last round
+    carried: dict[str, int] = field(default_factory=dict)  # what else the log counts of its rounds
 
     def __post_init__(self) -> None:
         n = self.problem.clients
@@ -187,11 +212,9 @@ class Loop:
             down = self.method.broadcast(self.server, rnd)
             found = self.transport.exchange(rnd, down, beside, self.chain)
             self.ledger.sent(rnd, _sizes(down, beside) if found.sent is None else found.sent)
-        told = in_words(self.t, found.events) if found.events else []
-        self.heard = rnd.ids, found.places, found.events, told
-        kept = told[: EVENTS_KEPT - len(self.events)]
-        self.events += kept
-        self.more_events += len(told) - len(kept)
+        self.heard = Heard(self.t, rnd.ids, found.places)
+        if found.events:
+            self.note(found.events)
         if len(found.places) < rnd.ids.shape[1]:
             rnd = rnd.subset(found.places)
         if len(found.places):
@@ -207,6 +230,17 @@ class Loop:
         else:
             self.server = self.method.empty_round(self.server, rnd)
         self.t += 1
+
+    def note(self, events: Sequence[Event]) -> None:
+        """Adds events to the last round, and to the next evaluation."""
+        told = in_words(self.heard.t, events)
+        heard = (*self.heard.events, *events), (*self.heard.told, *told)
+        self.heard = self.heard._replace(events=heard[0], told=heard[1])
+        if self.on_events is not None:
+            self.on_events(told)
+        kept = told[: EVENTS_KEPT - len(self.events)]
+        self.events += kept
+        self.more_events += len(told) - len(kept)
 
     def empty_reply(self, rnd: Round) -> Any:
         """A reply of zeros in the form of the method's own: with noise a round without any releases noise alone."""
@@ -401,8 +435,7 @@ def _sampled(x0: Vector) -> str:
     """A hash of some of the initial weights; a dry run has none."""
     if x0.is_meta:
         return ""
-    numbers = x0[..., :: max(1, x0.shape[-1] // SAMPLED)]
-    return hashlib.blake2b(repr(numbers.tolist()).encode(), digest_size=8).hexdigest()
+    return digest(repr(sampled(x0)))
 
 
 def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:

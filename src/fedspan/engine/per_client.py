@@ -11,13 +11,11 @@ import numpy as np
 
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
-from fedspan.core.extras import data_frame
-from fedspan.core.sealed import check_form, read_lines
-from fedspan.engine.axes import axis_or_new
-from fedspan.engine.history import Lines, read_until
-from fedspan.engine.judging import main_metric, sign_of, undefined_where
+from fedspan.core.extras import data_frame, needs
+from fedspan.core.json_log import JsonLog, check_form, read_lines, read_until
+from fedspan.engine.history import main_metric, sign_of, undefined_where
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import CLIENTS
+from fedspan.engine.provenance import CLIENTS
 from fedspan.nn.problem import TorchProblem
 
 if TYPE_CHECKING:
@@ -27,6 +25,14 @@ if TYPE_CHECKING:
 PLAIN = ("seed", "round", "client", "data", "examples")  # what a row has besides its metrics
 FORM = {"round": int, "client": str, "data": str, "examples": int}
 QUANTILES = {"min": 0.0, "q10": 0.1, "median": 0.5, "q90": 0.9, "max": 1.0}
+
+
+def axis_or_new(ax: Any) -> Any:
+    """Return the matplotlib axis, or that of a new figure."""
+    needs("plot", "matplotlib")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots()[1] if ax is None else ax
 
 
 class PerClient(Sequence[Line]):
@@ -176,7 +182,7 @@ class Recorder(Callback):
 
     def __init__(self, every: int, rounds: int) -> None:
         self.every, self.rounds, self.rows = every, rounds, list[Line]()
-        self.file: Lines | None = None
+        self.file: JsonLog | None = None
 
     def on_run_start(self, run: Loop) -> None:
         """A resumed run keeps the rows up to its checkpoint."""
@@ -185,7 +191,7 @@ class Recorder(Callback):
         else:
             path = run.run_dir / CLIENTS
             self.rows = _checked(read_until(path, run.checks.get(CLIENTS, "")), path)
-            self.file = Lines(path, self.rows)
+            self.file = JsonLog(path, self.rows)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """The model of the server on each client's data."""

@@ -1,9 +1,9 @@
-"""The model card of a finished run: `provenance.json` beside `model.safetensors`, signed where there is a key.
+"""How a run ended: the files of its directory, `result.json` with their checksums, and the card of its model.
 
-It names the model by its hash, says how it was trained, on which data and with which result, and holds the last hash of
-the audit trail and the hashes of all other files of the run. `fedspan.load` and `fedspan report` refuse a run of which
-a file that they read is not that of its card. The environment variable FEDSPAN_SIGN_KEY names an Ed25519 private key in
-a PEM file:
+The card is `provenance.json` beside `model.safetensors`, signed where there is a key. It names the model by its hash,
+says how it was trained, on which data and with which result, and holds the last hash of the audit trail and the hashes
+of all other files of the run. `fedspan.load` and `fedspan report` refuse a run of which a file that they read is not
+that of its card. The environment variable FEDSPAN_SIGN_KEY names an Ed25519 private key in a PEM file:
 
     openssl genpkey -algorithm ed25519 -out sign.pem
     openssl pkey -in sign.pem -pubout -out sign.pub
@@ -15,37 +15,42 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedspan.core.errors import ChangedError, SpecError, one_line
+from fedspan.core.digest import digest_of_file
+from fedspan.core.errors import ChangedError, CheckpointError, SpecError, one_line
 from fedspan.core.extras import needs
-from fedspan.core.sealed import read_table, write_table
+from fedspan.core.files import write_atomic
+from fedspan.core.json_log import REMEDY, read_table, table_text, write_table
 from fedspan.core.spec import Spec, Table
 from fedspan.core.versions import versions
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
-from fedspan.engine.outcome import (
-    BEST,
-    CHECKPOINT,
-    CLIENTS,
-    LR,
-    MODEL,
-    OUTCOME,
-    ROSTER,
-    ROUNDS,
-    SPEC,
-    TABLE,
-    TRAFFIC,
-    read_outcome,
-    seed_dirs,
-)
 
 if TYPE_CHECKING:
     from fedspan.engine.result import Result
 
+MODEL, SPEC = "model.safetensors", "spec.toml"
+OUTCOME, CHECKPOINT = "result.json", "checkpoint.safetensors"
+CLIENTS = "per_client.jsonl"
+TRAFFIC = "clients.csv"  # bytes of each client
+AUDIT = "audit.jsonl"  # who took part when
+LR = "lr.json"  # how the step size was found
+TRIALS = "lr-trials.json"  # the finished trials of a search that was interrupted
+BEST = "best.safetensors"  # the best model so far of an unfinished run
+TABLE = "history.csv"  # the evaluations, by the callback `csv`
+ROSTER = "roster.json"  # of a server: which node each client belongs to
+STATUS = re.compile(r"(finished|interrupted)$|(stopped|diverged) at round \d+")
+OUTCOME_FORM = {"seeds": list[int], "statuses": list[str], "files": dict[str, str]}
+CHECKPOINT_FORM = {
+    "decisions": dict[str, Any], "identity": str, "seeds": list[int], "round": int, "history": list[list[Any]],
+}  # fmt: skip
+OUTCOME_MORE = {
+    "model_rounds": dict[str, int], "audit": dict[str, str], "decisions": dict[str, Any], "identity": str,
+}  # fmt: skip
 CARD = "provenance.json"
 KEY = "FEDSPAN_SIGN_KEY"
 ABOVE = "../"  # before the name of a file that the seeds of a run share
@@ -54,8 +59,8 @@ READ = (
     CLIENTS,
     LR,
     OUTCOME,
-)  # what `fedspan.load` reads, beside the model, which the last one covers
-COVERED = (*READ, TRAFFIC, SPEC, ROSTER, ROUNDS)
+)  # what `load` reads beside the model, which the last one covers
+COVERED = (*READ, TRAFFIC, SPEC, ROSTER)
 UNFINISHED = (CHECKPOINT, BEST)  # which a finished run may keep
 OPTIONAL = (TABLE, *UNFINISHED)  # nothing reads them as the record, so that they may be added later
 CARD_FORM = {
@@ -65,10 +70,70 @@ CARD_FORM = {
 CHANGED, ADDED = "it was changed after the run", "was added after the run"
 
 
+def seed_dirs(run_dir: Path, seeds: Sequence[int]) -> list[Path]:
+    """The directories of a run's seeds: the run directory itself for one, `seed-*` below it for several."""
+    return [run_dir] if len(seeds) == 1 else [run_dir / f"seed-{seed}" for seed in seeds]
+
+
+def write_outcome(
+    run_dir: Path,
+    seeds: Sequence[int],
+    statuses: Sequence[str],
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Notes how a run ended, with checksums of its files; a run without this file is unfinished."""
+    write_atomic(run_dir / OUTCOME, outcome_text(run_dir, seeds, statuses, about))
+
+
+def outcome_text(
+    run_dir: Path,
+    seeds: Sequence[int],
+    statuses: Sequence[str],
+    about: Mapping[str, Any] | None = None,
+) -> bytes:
+    """What `write_outcome` writes."""
+    sums = {}
+    for folder in seed_dirs(run_dir, seeds):
+        for path in (folder / history.NAME, folder / MODEL, folder / CLIENTS):
+            if path.exists():
+                sums[path.relative_to(run_dir).as_posix()] = digest_of_file(path)
+    ended = {"seeds": list(seeds), "statuses": list(statuses), "files": sums}
+    return table_text({**ended, **(about or {})})
+
+
+def read_outcome(run_dir: Path) -> dict[str, Any]:
+    """How a run ended; empty where it has not. The files that it left must be as it left them."""
+    path = run_dir / OUTCOME
+    if not path.exists():
+        return {}
+    found = read_table(path, OUTCOME_FORM, OUTCOME_MORE)
+    seeds, kept = found["seeds"], found.get("model_rounds", {})
+    known = all(map(STATUS.match, found["statuses"])) and kept.keys() <= set(map(str, seeds))
+    if not known or not len(set(seeds)) == len(found["statuses"]) == len(seeds):
+        raise CheckpointError(
+            f"{str(path)!r} is damaged: it does not say how each of its seeds ended; {REMEDY}"
+        )
+    for name, checksum in found["files"].items():
+        if not (run_dir / name).exists() or digest_of_file(run_dir / name) != checksum:
+            raise ChangedError(
+                f"{str(run_dir / name)!r} is missing or was changed after the run; put it back, or run again"
+            )
+    return found
+
+
+def read_lr(path: Path) -> dict[str, Any]:
+    """How the step size of a run was found."""
+    found = read_table(path, {"rule": str, "values": dict[str, float]}, {"cost": str})
+    if found["values"].keys() not in ({"lr"}, {"lr", "server_lr"}):
+        raise CheckpointError(
+            f"{str(path)!r} is damaged: it has step sizes {[*found['values']]}; {REMEDY}"
+        )
+    return found
+
+
 def sha256(path: Path) -> str:
     """The hash of a file, as sha256sum prints it."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digest_of_file(path, "sha256")
 
 
 def signing_key() -> Any:
@@ -135,50 +200,37 @@ def write_cards(
         for name in (*COVERED, *OPTIONAL)
         if name != OUTCOME and (keeps or name not in UNFINISHED)
     ]
-    for number, (folder, trail) in enumerate(
-        zip(seed_dirs(loop.run_dir, loop.seeds), trails.items(), strict=True)
-    ):
+    folders = seed_dirs(loop.run_dir, loop.seeds)
+    for number, (folder, trail) in enumerate(zip(folders, trails.items(), strict=True)):
         seed, last = loop.seeds[number], result.runs[number][-1]
+        files = {name: sha256(folder / name) for name in names if (folder / name).exists()}
+        if folder != above:
+            shared = [name for name in names if (above / name).exists()]
+            files |= {ABOVE + name: sha256(above / name) for name in shared}
+        place = OUTCOME if folder == loop.run_dir else ABOVE + OUTCOME
         card: Table = {
             "model": {"file": MODEL, "sha256": sha256(folder / MODEL)},
             "run": loop.id,
             "start": start,
-        }
-        card |= {
             "seed": seed,
             "seeds": list(seeds or loop.seeds),
             "status": result.statuses[number],
             "rounds": loop.t,
-        }
-        card |= {"model_round": result.model_rounds.get(seed, loop.t)}
-        card |= {"metrics": {name: value for name, value in last.items() if name != "events"}}
-        card |= {"epsilon": last["epsilon"]} if "epsilon" in last else {}
-        card |= {
+            "model_round": result.model_rounds.get(seed, loop.t),
+            "metrics": {name: value for name, value in last.items() if name != "events"},
+            **({"epsilon": last["epsilon"]} if "epsilon" in last else {}),
             "audit": dict(zip(("file", "last_hash"), trail, strict=True)),
             "identity": spec.identity(),
-        }
-        card |= {
             "data": spec.decisions().get("task", {}),
             "spec": spec.table(),
             "versions": versions(),
+            "files": files | {place: hashlib.sha256(outcome).hexdigest()},
         }
-        files = {name: sha256(folder / name) for name in names if (folder / name).exists()}
-        if folder != above:
-            files |= {
-                ABOVE + name: sha256(above / name) for name in names if (above / name).exists()
-            }
-        files[OUTCOME if folder == loop.run_dir else ABOVE + OUTCOME] = hashlib.sha256(
-            outcome
-        ).hexdigest()
-        card |= {"files": files}
-        write_table(
-            folder / CARD, card if key is None else card | {"signature": _signature(card, key)}
-        )
-
-
-def _signature(card: Table, key: Any) -> Table:
-    public = key.public_key().public_bytes_raw().hex()
-    return {"algorithm": "ed25519", "public_key": public, "value": key.sign(_signed(card)).hex()}
+        if key is not None:
+            public = key.public_key().public_bytes_raw().hex()
+            value = key.sign(_signed(card)).hex()
+            card["signature"] = {"algorithm": "ed25519", "public_key": public, "value": value}
+        write_table(folder / CARD, card)
 
 
 def read_card(folder: Path) -> tuple[Table, list[str]]:

@@ -27,16 +27,23 @@ from fedspan.core.errors import (
 )
 from fedspan.core.extras import data_frame
 from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.json_log import REMEDY, JsonLog, write_table
 from fedspan.core.method import DETAILS
-from fedspan.core.sealed import REMEDY, write_table
 from fedspan.core.spec import flat
 from fedspan.engine import history, per_client
-from fedspan.engine.axes import axis_or_new
-from fedspan.engine.judging import PLAIN, main_metric, sign_of
+from fedspan.engine.history import PLAIN, main_metric, sign_of
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import CLIENTS, LR, MODEL, SPEC, read_lr, seed_dirs, write_outcome
-from fedspan.engine.per_client import PerClient
-from fedspan.engine.provenance import check_run
+from fedspan.engine.per_client import PerClient, axis_or_new
+from fedspan.engine.provenance import (
+    CLIENTS,
+    LR,
+    MODEL,
+    SPEC,
+    check_run,
+    read_lr,
+    seed_dirs,
+    write_outcome,
+)
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
 MAIN = (
@@ -243,13 +250,13 @@ class Result:
         header = {"spec": self.spec}
         for number, folder in enumerate(seed_dirs(path, self.seeds)):
             make_dir(folder)
-            history.write(
+            JsonLog(
                 folder / history.NAME, [header | {"seed": self.seeds[number]}, *self.runs[number]]
             )
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
         if self.per_client:
-            history.write(path / CLIENTS, self.per_client.rows)
+            JsonLog(path / CLIENTS, self.per_client.rows)
         if self.lr_search is not None:
             write_table(path / LR, self.lr_search)
         write_outcome(path, self.seeds, self.statuses, self.kept_rounds())

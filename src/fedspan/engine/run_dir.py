@@ -13,10 +13,11 @@ from __future__ import annotations
 import csv
 import io
 import signal
+import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,21 +25,25 @@ from typing import Any
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, Terminated
-from fedspan.core.files import remove, remove_leftovers, write_atomic
+from fedspan.core.files import (
+    lock_dir,
+    remove,
+    remove_leftovers,
+    removed_on_failure,
+    write_atomic,
+)
+from fedspan.core.json_log import check_form
 from fedspan.core.layout import all_finite
 from fedspan.core.metric import column_of
-from fedspan.core.sealed import check_form
+from fedspan.core.signals import sigterm_again
 from fedspan.core.spec import Spec, Table, flat
 from fedspan.core.versions import versions
 from fedspan.core.wire import check_weights
 from fedspan.engine import history, provenance
 from fedspan.engine.audit import Audit
-from fedspan.engine.endings import removed_on_failure, stop_signals
-from fedspan.engine.history import History
-from fedspan.engine.judging import HELD_OUT, undefined_where
-from fedspan.engine.lock import lock_dir
+from fedspan.engine.history import HELD_OUT, History, undefined_where
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.outcome import (
+from fedspan.engine.provenance import (
     AUDIT,
     BEST,
     CHECKPOINT,
@@ -53,20 +58,12 @@ from fedspan.engine.outcome import (
     seed_dirs,
 )
 from fedspan.engine.result import Result, load
+from fedspan.engine.simulator import Simulator
 
 CHECKPOINT_SECONDS = 5.0
 WRITTEN = (
-    AUDIT,
-    BEST,
-    CHECKPOINT,
-    CLIENTS,
-    MODEL,
-    OUTCOME,
-    SPEC,
-    TRAFFIC,
-    history.NAME,
-    provenance.CARD,
-)
+    AUDIT, BEST, CHECKPOINT, CLIENTS, MODEL, OUTCOME, SPEC, TRAFFIC, history.NAME, provenance.CARD,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,10 +87,16 @@ def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
         Terminated: The same by SIGTERM.
     """
     keeping = keeping or Keeping()
+
+    def begun() -> bool:
+        if loop.t == 0 and isinstance(loop.transport, Simulator):
+            loop.transport.close()  # an open file could not be deleted on every system
+        return loop.t > 0 or keeping.resume
+
     directory: AbstractContextManager[None] = (
         nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
     )
-    with directory, nullcontext() if keeping.resume else removed_on_failure(loop, spec):
+    with directory, removed_on_failure(lambda: _written(loop, spec), begun):
         result, received = _execute(loop, spec, keeping)
     if received:
         more = (
@@ -176,6 +179,52 @@ def _status(loop: Loop, lines: Sequence[dict[str, Any]], rounds: int) -> str:
     if loop.t >= rounds:
         return "finished"
     return f"stopped at round {loop.t}: {loop.reason}" if loop.reason else "interrupted"
+
+
+@contextmanager
+def stop_signals(loop: Loop) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the run after the current round, a second one at once; gives the signals received."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if before[signal.SIGTERM] in (None, signal.SIG_IGN):
+        del before[signal.SIGTERM]
+
+    def ask(number: int, _frame: object) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, before[signal.SIGINT])
+        elif sigterm_again():
+            return
+        elif number in received:
+            raise Terminated("stopped by SIGTERM")
+        loop.stop = True
+        received.append(number)
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _written(loop: Loop, spec: Spec) -> Iterator[Path]:
+    """The files and folders that the first evaluation of a run may have left."""
+    out = loop.run_dir
+    if out is not None:
+        yield from (out / name for name in (CHECKPOINT, SPEC, BEST))
+        for folder in seed_dirs(out, loop.seeds):
+            yield from (folder / history.NAME, folder / AUDIT)
+            if folder != out:
+                yield folder
+    if spec.engine.states_dir is not None:
+        states = Path(spec.engine.states_dir)
+        yield states
+        for one in states.glob("*.states"):
+            yield from states.glob(f"{one.stem}.*")
 
 
 class _Files:

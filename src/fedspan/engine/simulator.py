@@ -2,33 +2,37 @@
 
 The loop and the processes do the same arithmetic; batched products may differ in the last digits. So `auto` chooses by
 a rule that knows the network, the batches and the clients alone: the same spec gives the same numbers, whatever else
-the machine does (`Simulator.how`). The clients' states are in `engine.population`.
+the machine does (`Simulator.how`). The work of a client is the same across machines: `answer` takes and gives packed
+arrays.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedspan.core import wire
+from fedspan.core.bundle import Bundle
 from fedspan.core.config import Engine, Simulate
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.processes import NotSentError
 from fedspan.core.reply import weighted
 from fedspan.core.round import Round
+from fedspan.core.sync import opened as rebuilt
 from fedspan.engine.pool import Pool
-from fedspan.engine.population import Population
-from fedspan.engine.worker import local_work
+from fedspan.engine.states import ClientStates
 from fedspan.replies.chain import Chain, Event, Replies
-from fedspan.replies.clip import after, leaked
+from fedspan.replies.clip import after, leaked, private_work
 from fedspan.replies.fixed_point import clipped_values, fixed_point_mean
 from fedspan.replies.screen import Outlier
 
@@ -36,6 +40,96 @@ COPIES = 1 << 16  # numbers of a round's models from which new states take the p
 BATCHED = 1 << 23  # numbers of a round's models up to which batched formulas are faster
 
 Answer = tuple[Any, Any, Vector | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Replica:
+    """All that one client keeps between rounds: the method's state and its dated copy of x."""
+
+    state: Any
+    x: Vector | None = None
+    last_round: int = -1
+
+
+def without_zeros(state: Any) -> Any:
+    """A state whose vectors of zeros take no memory."""
+    zeros = {name: part for name, part in vars(state).items() if _is_zero(part)}
+    return state.replace(
+        **{name: part.new_zeros(()).expand(part.shape) for name, part in zeros.items()}
+    )
+
+
+def _is_zero(v: Vector) -> bool:
+    """Whether all numbers are zero; without a vector of answers."""
+    return not v.numel() or all(bool(end == 0) for end in torch.aminmax(v))
+
+
+BUFFERS = "buffers"  # the name under which they are packed, next to a message's own arrays
+
+
+def answer(
+    method: Method,
+    problem: Problem,
+    replica: Replica,
+    down: wire.Arrays,
+    rnd: Round,
+) -> tuple[Replica, wire.Arrays]:
+    """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
+    message = opened(method, replica, down, rnd)
+    sync = message.get("sync")
+    x = None if sync is None else sync.model
+    rnd = replace(rnd, last_round=np.array([[replica.last_round]]))
+    with torch.inference_mode():
+        state, up, buffers = local_work(
+            method, problem, replica.state, message, down.get(BUFFERS), rnd
+        )
+    beside = {} if buffers is None else {BUFFERS: buffers}
+    return Replica(state, x, rnd.t), wire.pack(up) | beside
+
+
+def local_work(
+    method: Method,
+    problem: Problem,
+    state: Any,
+    down: Any,
+    buffers: Vector | None,
+    rnd: Round,
+) -> tuple[Any, Any, Vector | None]:
+    """What the clients of a round do, however many: (new states, replies, buffers). The same for every transport."""
+    f = problem.cohort(rnd)
+    if rnd.privacy is not None:
+        return private_work(method, f, state, down, buffers, rnd)
+    if buffers is None:
+        return *method.client_step(state, down, f, rnd), None
+    f.begin(buffers)
+    state, up = method.client_step(state, down, f, rnd)
+    return state, up, f.buffers()
+
+
+def opened(method: Method, replica: Replica, down: wire.Arrays, rnd: Round) -> Bundle:
+    """A download from its arrays, with x rebuilt from the client's copy if the server sent changes of it."""
+    message = wire.unpack({name: array for name, array in down.items() if name != BUFFERS})
+    sync = message.get("sync")
+    if sync is not None:
+        missed, since = len(sync.log.entries), max(replica.last_round, 0)
+        lacks = method.logs_changes and sync.x is None and missed < rnd.t - since
+        if lacks or missed > rnd.t - since:
+            raise ProtocolError(
+                f"the server sent {missed:,} changes of the model, but this client's copy is of round {since} and this "
+                f"is round {rnd.t}"
+            )
+
+    def apply(copy: Vector, entry: Any, t: int) -> Vector:
+        if not method.logs_changes:
+            raise ProtocolError(
+                f"the server sent changes of the model, and {type(method).__name__} keeps no log of them"
+            )
+        own = (
+            copy is not replica.x
+        )  # made here for the change before, so that this one may be added in place
+        return method.apply_entry(copy, entry, replace(rnd, t=t, overwrite=own))
+
+    return rebuilt(message, replica.x, replica.last_round, apply)
 
 
 class Simulator:
@@ -61,7 +155,10 @@ class Simulator:
         if self.simulate == "auto" and not problem.has_formulas():
             self.simulate = "loop"
         self._pool: Pool | None = None
-        self.population = Population(method, problem, engine, resume=resume)
+        first = without_zeros(method.init_client(problem.x0[:1], problem.layout))
+        self.shape = problem.x0.shape[0], problem.clients  # (runs, N)
+        folder = None if engine.states_dir is None else Path(engine.states_dir)
+        self.states = ClientStates(first, math.prod(self.shape), folder, resume=resume)
 
     def how(self, clients: int) -> Simulate:
         """How a round of so many clients is computed.
@@ -89,7 +186,7 @@ class Simulator:
         new, up, beside = self._work(own, down, buffers, how)
         outliers = chain.screen.outliers(up, beside)
         if not outliers:
-            self.population.put(rnd, new)
+            self.states.put(rnd.rows, new)
             return Replies(np.arange(cohort), up, beside)
         # only clients whose replies count get their new states
         places = np.delete(np.arange(cohort), [one.place for one in outliers])
@@ -98,7 +195,7 @@ class Simulator:
         new, up = (
             wire.gather([wire.pick(one, place) for place in places.tolist()]) for one in (new, up)
         )
-        self.population.put(rnd.subset(places), new)
+        self.states.put(rnd.subset(places).rows, new)
         beside = None if beside is None else beside[:, places]
         return Replies(places, up, beside, events=_events(rnd, outliers))
 
@@ -108,12 +205,12 @@ class Simulator:
         beside, places, out = list[Vector | None](), list[int](), list[Outlier]()
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
-            state = self.population.take(one)
+            state = self.states.take(one.rows, one.ids.shape)
             new, up, own = local_work(self.method, self.problem, state, down, buffers, one)
             if far := chain.screen.one_of(up):
                 out += [outlier._replace(place=place) for outlier in self._undone(far, one)]
                 continue
-            self.population.put(one, new)
+            self.states.put(one.rows, new)
             beside.append(own)
             places.append(place)
             replies.add(place, up)
@@ -124,7 +221,7 @@ class Simulator:
 
     def _undone(self, outliers: list[Outlier], rnd: Round) -> list[Outlier]:
         """Gives a client its first state where the step of a large model has overwritten the one before."""
-        lost = self.population.restart(rnd)
+        lost = rnd.overwrite and self.states.restart(rnd.rows)
         return [
             one._replace(why=f"{one.why}; its state starts again") if lost else one
             for one in outliers
@@ -147,7 +244,7 @@ class Simulator:
             event = Event("other", None, f"{error}; nothing counted")
             none = np.array([], np.int64)
             return Replies(none, None, buffers, sent + base + 0 * rnd.ids, events=(event,) * runs)
-        before, rnd = self.population.take(rnd), replace(rnd, overwrite=False)
+        before, rnd = self.states.take(rnd.rows, rnd.ids.shape), replace(rnd, overwrite=False)
         how: Simulate = "batched" if cohort == 1 else self.how(cohort)
         new, up, beside = self._work(rnd, down, buffers, how)
         examples = [
@@ -159,7 +256,7 @@ class Simulator:
             chain.secure, up, self.method.statistics, change, np.array(examples)
         )
         states = after(self.method, leaked(self.method, before, rnd), new, down, found.counted, rnd)
-        self.population.put(rnd, states)
+        self.states.put(rnd.rows, states)
         sent, received = bytes_of_round(cohort, found.length, chain.secure)
         clipped = clipped_values(found.clipped, chain.secure) if found.clipped else ""
         return Replies(
@@ -175,7 +272,7 @@ class Simulator:
         """The work of a round without storing it: (new states, replies, buffers)."""
         cohort = rnd.ids.shape[1]
         if how == "batched":
-            state = self.population.take(rnd)
+            state = self.states.take(rnd.rows, rnd.ids.shape)
             try:
                 return local_work(self.method, self.problem, state, down, buffers, rnd)
             except RuntimeError as error:
@@ -199,18 +296,21 @@ class Simulator:
                 )
                 self.simulate = how = "loop"
         if how == "loop" or self._pool is None:
-            return one_by_one(self.population.take(rnd), down, buffers, rnd)
+            return one_by_one(self.states.take(rnd.rows, rnd.ids.shape), down, buffers, rnd)
         parts = np.array_split(np.arange(cohort), len(self._pool))
         shares = [rnd.subset(part) for part in parts if len(part)]
         return _joined(
             self._pool.map(
-                [(self.population.take(share), down, buffers, share) for share in shares]
+                [
+                    (self.states.take(share.rows, share.ids.shape), down, buffers, share)
+                    for share in shares
+                ]
             )
         )
 
     def close(self) -> None:
         """End the worker processes and close the files of the clients' states, where there are any."""
-        self.population.close()
+        self.states.close()
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -223,19 +323,19 @@ class Simulator:
 
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
-        return self.population.take_all()
+        return self.states.take_all(self.shape)
 
     def save(self) -> wire.Arrays:
         """What a checkpoint must hold of the clients."""
-        return self.population.save()
+        return self.states.save()
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
-        self.population.saved()
+        self.states.saved()
 
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
-        self.population.load(arrays)
+        self.states.load(arrays)
 
 
 def _events(rnd: Round, outliers: list[Outlier]) -> tuple[Event, ...]:

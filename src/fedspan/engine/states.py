@@ -1,7 +1,9 @@
-"""The states of all clients of a simulation, in memory or in files of which only the cohort's rows are read.
+"""The states of all clients, in memory or in files of which only the cohort's rows are read.
 
-Each field of a client state is a table with one row per client and run; `take` and `put` move the rows of a cohort. On
-disk the table is a sparse file, so a client that never took part uses neither memory nor disk space.
+Each field of a client state is a table with one row per client and run; `take` and `put` move the rows of a cohort, so
+that a round costs what its clients do and not what all of them do. No client's copy of x is stored: it equals the
+server's x of an earlier round. On disk the table is a sparse file, so a client that never took part uses neither memory
+nor disk space.
 
 A killed run resumes to the same bits. Before a row first changes after a checkpoint, its old value is written to the
 journal of that checkpoint. Loading a checkpoint undoes its own journal and all later ones.
@@ -13,9 +15,9 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ import torch
 from fedspan.core import system
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at, write_atomic
+from fedspan.core.layout import Vector
 from fedspan.core.wire import Arrays, check_forms
 
 Rows = npt.NDArray[np.int64]
@@ -31,56 +34,90 @@ LARGE = 1 << 22  # numbers of a state that is not copied to be read
 COPIED = 1 << 20  # bytes of a row that are copied to the journal at once
 
 
-class Saved(Protocol):
-    """What a checkpoint leads back to."""
+class ClientStates:
+    """The states of all clients: one table of rows per field, in memory or in files of a folder.
+
+    Args:
+        first: The state that every client begins with, (1, 1, size) each.
+        count: Number of rows.
+        folder: Where the files are; None keeps rows in memory.
+        resume: Whether the folder holds the files of an earlier process.
+        own: Whether it is the run's own: what is there without a checkpoint is of no use to anyone.
+        without: Fields that are not kept, and stay as they are at first.
+    """
+
+    def __init__(
+        self,
+        first: Any,
+        count: int,
+        folder: Path | None = None,
+        *,
+        resume: bool = False,
+        own: bool = False,
+        without: Collection[str] = (),
+    ) -> None:
+        self.kind, self.tables, self.fixed = type(first), dict[str, Table](), dict[str, Vector]()
+        for name, part in vars(first).items():
+            if not part.numel() or name in without:
+                self.fixed[name] = part[0]
+            elif folder is None:
+                self.tables[name] = InMemory(part[0], count)
+            else:
+                path = folder / f"{name}.states"
+                self.tables[name] = OnDisk(path, part[0], count, resume=resume, own=own)
+        self._fixed: dict[tuple[int, ...], dict[str, Vector]] = {}  # for so many runs and clients
+
+    def take(self, rows: Rows, shape: tuple[int, ...]) -> Any:
+        """The states of rows, (runs, clients, size), to be read before the next `put`."""
+        parts = {name: table.take(rows).view(*shape, -1) for name, table in self.tables.items()}
+        return self._state(parts, shape)
+
+    def take_all(self, shape: tuple[int, ...]) -> Any:
+        """The states of all rows, in memory; for small populations."""
+        parts = {name: table.take_all().view(*shape, -1) for name, table in self.tables.items()}
+        return self._state(parts, shape)
+
+    def _state(self, parts: dict[str, Vector], shape: tuple[int, ...]) -> Any:
+        if (fixed := self._fixed.get(shape)) is None:
+            fixed = {name: part.expand(*shape, -1) for name, part in self.fixed.items()}
+            self._fixed[shape] = fixed
+        return self.kind(**parts, **fixed)
+
+    def put(self, rows: Rows, states: Any) -> None:
+        """Overwrite the states of rows."""
+        for name, table in self.tables.items():
+            table.put(rows, getattr(states, name).flatten(0, 1))
+
+    def restart(self, rows: Rows) -> bool:
+        """Whether rows got their first states: what was overwritten in memory is lost."""
+        lost = [table for table in self.tables.values() if isinstance(table, InMemory)]
+        for table in lost:
+            table.put(rows, table.first.expand(len(rows), -1))
+        return bool(lost)
 
     def save(self) -> Arrays:
         """What a checkpoint must hold to return to this moment: a few arrays, however many clients there are."""
+        return {
+            f"{name}.{part}": array
+            for name, table in self.tables.items()
+            for part, array in table.save().items()
+        }
+
+    def saved(self) -> None:
+        """The checkpoint with what `save` gave is on disk."""
+        for table in self.tables.values():
+            table.saved()
 
     def load(self, saved: Arrays) -> None:
-        """Return to the moment of a `save`."""
+        """Return to the moment of a `save`; other arrays are left alone."""
+        for name, table in self.tables.items():
+            own = (key for key in saved if key.startswith(f"{name}."))
+            table.load({key.removeprefix(f"{name}."): saved[key] for key in own})
 
-
-class States(Saved, Protocol):
-    """One field of all clients' states."""
-
-    def take(self, rows: Rows) -> torch.Tensor:
-        """Rows, (len(rows), size), to be read before the next `put`."""
-
-    def put(self, rows: Rows, values: torch.Tensor) -> None:
-        """Overwrite rows."""
-
-    def take_all(self) -> torch.Tensor:
-        """All rows, in memory; for small populations."""
-
-
-def save_states(fields: Mapping[str, Saved]) -> Arrays:
-    """What a checkpoint must hold of all fields."""
-    return {
-        f"{name}.{part}": array
-        for name, states in fields.items()
-        for part, array in states.save().items()
-    }
-
-
-def load_states(fields: Mapping[str, Saved], saved: Arrays) -> None:
-    """Return to the moment of `save_states`."""
-    for name, states in fields.items():
-        prefix = f"{name}."
-        states.load(
-            {
-                part.removeprefix(prefix): array
-                for part, array in saved.items()
-                if part.startswith(prefix)
-            }
-        )
-
-
-def states_saved(fields: Mapping[str, Saved]) -> None:
-    """The checkpoint with what `save_states` gave is on disk."""
-    for states in fields.values():
-        if isinstance(states, OnDisk):
-            states.saved()
+    def close(self) -> None:
+        """Close the files, if any, so that they can be deleted on every system."""
+        for table in self.tables.values():
+            table.close()
 
 
 def check_rows(rows: torch.Tensor, count: int, most: int) -> None:
@@ -152,6 +189,12 @@ class InMemory:
         return every.index_copy_(
             0, torch.from_numpy(self.rows[: self.used]), self.values[: self.used]
         )
+
+    def saved(self) -> None:
+        """Nothing is on disk."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def save(self) -> Arrays:
         return {
@@ -354,3 +397,6 @@ class OnDisk:
                 f"the state of client {row} in {str(self.path)!r} is damaged; put the file back, or start the run again"
             )
         return torch.frombuffer(raw, dtype=self.dtype)
+
+
+Table = InMemory | OnDisk

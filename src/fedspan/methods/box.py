@@ -16,6 +16,7 @@ class that sets their defaults. What cannot work together is refused in `core.re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -128,9 +129,15 @@ class Box(LocalSteps):
         r = self.space.size(layout)
         return Footprint(r, self.local.size(r))
 
+    @functools.cached_property
+    def whole(self) -> bool:
+        """Whether P = I in every round."""
+        return isinstance(self.space, Identity)
+
     def subspace(self, rnd: Round) -> LinearMap:
         """P_t."""
-        return draw(self.space, rnd.layout, rnd.seeds, rnd.t // self.space.refresh)
+        epoch = 0 if self.whole else rnd.t // self.space.refresh
+        return draw(self.space, rnd.layout, rnd.seeds, epoch)
 
     # the states before round 0
 

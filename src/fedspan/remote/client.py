@@ -17,11 +17,13 @@ import numpy as np
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
+from fedspan.core.files import lock_dir
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
+from fedspan.core.privacy import Privacy
 from fedspan.core.round import Round, Terms
-from fedspan.engine.worker import BUFFERS, Replica, answer, opened, without_zeros
+from fedspan.engine.simulator import BUFFERS, Replica, answer, opened, without_zeros
 from fedspan.remote.messages import (
     MAX_REASON,
     Agreement,
@@ -31,6 +33,7 @@ from fedspan.remote.messages import (
 )
 from fedspan.replies.clip import after as after_reply
 from fedspan.replies.clip import leaked
+from fedspan.replies.fixed_point import FixedPoint, Payload
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 RESTORE, LAST_ROUND = (
@@ -115,17 +118,6 @@ class StateFile:
 
 
 @dataclass(frozen=True, eq=False)
-class _Trained:
-    """A round's local work: the client before and after it, and its reply."""
-
-    before: Replica
-    after: Replica
-    up: wire.Arrays
-    down: wire.Arrays
-    rnd: Round
-
-
-@dataclass(frozen=True, eq=False)
 class RemoteClient:
     """One client's end of a run: what it computes with, and where it keeps its state."""
 
@@ -138,6 +130,9 @@ class RemoteClient:
     rounds: int  # length of the run, which the agreement covers under a schedule
     privacy: Terms | None = None
     known_start: bool = False  # whether the client has the initial model by itself
+    secure: Privacy | None = None  # settings of secure sums: replies leave the machine masked only
+    identity: Any = None  # an `Identity`, where keys are signed
+    weighted: bool = False  # whether clients count by their numbers of examples in secure sums
 
     def reply(self, message: RoundMessage) -> RoundMessage:
         """Do the work of a round. Whatever goes wrong becomes a reply that says so."""
@@ -164,24 +159,86 @@ class RemoteClient:
 
     def answer(self, message: RoundMessage) -> wire.Arrays:
         """The arrays of the reply; the client's new state is on disk before it leaves."""
+        if self.secure is not None:
+            return self._secure_answer(message, self.secure)
         if message.status != "train":
             raise ProtocolError(
                 f"{message.status!r} is a question of secure sums, which this client's settings exclude"
             )
-        done = self._train(message)
-        self.state_file.save(message, mark_of(done.up), done.before, done.after)
-        return done.up
+        before, after, up, _, _ = self._train(message)
+        self.state_file.save(message, mark_of(up), before, after)
+        return up
 
-    def _train(self, message: RoundMessage) -> _Trained:
-        down = {
-            name: array
-            for name, array in message.arrays.items()
-            if not name.startswith((RESTORE, "secure."))
-        }
+    def _train(
+        self, message: RoundMessage
+    ) -> tuple[Replica, Replica, wire.Arrays, wire.Arrays, Round]:
+        """A round's local work: (the client before and after it, its reply, the download, the round)."""
+        beside = (RESTORE, "secure.")
+        down = {k: v for k, v in message.arrays.items() if not k.startswith(beside)}
         before = self._replica(message)
         rnd = replace(self._round(message.t), last_round=np.array([[before.last_round]]))
         after, up = answer(self.method, self.problem, before, down, rnd)
-        return _Trained(before, after, up, down, rnd)
+        return before, after, up, down, rnd
+
+    def _secure_answer(self, message: RoundMessage, privacy: Privacy) -> wire.Arrays:
+        """The answer to one of the four questions of a secure sum.
+
+        A client app may be a new process for every question. What a session has answered is therefore written before
+        the answer leaves, under a lock, so that no server is answered twice, whatever it sends at once.
+        """
+        from fedspan.replies.secure import client as protocol  # needs a library
+
+        examples = self.problem.examples(self.client) if self.weighted else None
+        known = self.agreement.fingerprint
+        member = protocol.Member(self.client, privacy, self.identity, examples, known)
+        arrays, train = message.arrays, message.status == "train"
+        if train:  # the state follows from the rounded numbers
+            session = self.session(message.t)
+            session.expects("train", arrays)  # before hours of training
+            before, after, up, down, rnd = self._train(message)
+            reply = dict(up)
+            if BUFFERS in reply:
+                reply[BUFFERS] = reply[BUFFERS] - down[BUFFERS]
+            payload = Payload.of(FixedPoint.of(privacy), reply, self.method.statistics)
+            numbers, counted = payload.encode(reply, session.factor())
+            counted.pop(BUFFERS, None)
+            sent: Any = wire.unpack(counted)
+            begun = leaked(self.method, before.state, rnd)
+            opened_down = opened(self.method, before, down, rnd)
+            state = after_reply(self.method, begun, after.state, opened_down, sent, rnd)
+        with lock_dir(self._session_dir):
+            if message.status == "keys":
+                try:
+                    last = self.session()
+                except ProtocolError:  # a damaged file is none
+                    last = None
+                session, reply = protocol.advertise(arrays, member, message.t, last)
+            elif message.status == "shares":
+                session, reply = protocol.share(self.session(message.t), arrays, member)
+            elif train:
+                session, reply = protocol.mask(self.session(message.t), arrays, numbers)
+            else:
+                session, reply = protocol.unmask(self.session(message.t), arrays)
+            checkpoint.save(self._session_dir / "session", session.arrays(), {})
+        if train:
+            self.state_file.save(message, mark_of(reply), before, replace(after, state=state))
+        return reply
+
+    @property
+    def _session_dir(self) -> Path:
+        return self.state_file.path.with_suffix(".session")
+
+    def session(self, t: int | None = None) -> Any:
+        """The session of secure sums as its last answer left it, if it is of round t."""
+        from fedspan.replies.secure.client import Session
+
+        try:
+            found = Session.of(checkpoint.load(self._session_dir / "session")[0])
+        except CheckpointError:
+            raise ProtocolError("this client has no session; a new one begins with keys") from None
+        if t not in (None, found.round):
+            raise ProtocolError(f"the session is of round {found.round}, the question of round {t}")
+        return found
 
     def _round(self, t: int) -> Round:
         """A round of this client alone, as one that never took part."""
@@ -197,13 +254,6 @@ class RemoteClient:
             rounds=self.rounds,
             privacy=self.privacy,
         )
-
-    def _settle(self, done: _Trained, arrived: wire.Arrays) -> Any:
-        """The state that follows from a reply as the server reads it."""
-        up: Any = wire.unpack({k: v for k, v in arrived.items() if k != BUFFERS})
-        down = opened(self.method, done.before, done.down, done.rnd)
-        before = leaked(self.method, done.before.state, done.rnd)
-        return after_reply(self.method, before, done.after.state, down, up, done.rnd)
 
     def _replica(self, message: RoundMessage) -> Replica:
         """The state before the round: from the message if it brings one, else the initial one or that on disk."""

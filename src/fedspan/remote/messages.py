@@ -7,7 +7,6 @@ not compute the same thing therefore stop with one clear error.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -18,8 +17,9 @@ import torch
 
 import fedspan
 from fedspan.core import wire
+from fedspan.core.digest import digest, digest_of_arrays
 from fedspan.core.errors import ProtocolError, one_of
-from fedspan.core.layout import Layout, Vector
+from fedspan.core.layout import Layout
 
 PROTOCOL = 4
 Status = Literal["train", "keys", "shares", "unmask", "ok", "lost", "refused", "failed"]
@@ -83,20 +83,7 @@ class RoundMessage:
 
 def mark_of(arrays: wire.Arrays) -> int:
     """A hash of a reply's arrays, by which both ends know which update a state follows from."""
-    return int.from_bytes(_digest(arrays), "little") or 1
-
-
-def fingerprint_of(x0: Vector) -> str:
-    """A hash of the initial model, for clients that are not sent it."""
-    return _digest({"x": x0}).hex()
-
-
-def _digest(arrays: wire.Arrays) -> bytes:
-    digest = hashlib.blake2b(digest_size=7)
-    for name in sorted(arrays):
-        digest.update(name.encode())
-        digest.update(arrays[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.digest()
+    return int(digest_of_arrays(arrays, size=7), 16) or 1
 
 
 class DisagreementError(ProtocolError):
@@ -121,7 +108,7 @@ class Agreement:
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of 12 characters."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+        return digest(self.text, size=6)
 
     def check(self, message: RoundMessage) -> None:
         """Raise unless the other end computes the same thing."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import make_dir
-from fedspan.core.sealed import read_table, write_table
-from fedspan.engine.outcome import ROSTER as ROSTER
+from fedspan.core.json_log import read_table, write_table
+from fedspan.engine.provenance import ROSTER as ROSTER
 
 REMEDY = "put it back, or delete it to bind clients anew"
 

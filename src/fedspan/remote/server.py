@@ -2,8 +2,7 @@
 
 A round continues with the clients that replied well. A reply is accepted if it is the first one, belongs to this round,
 comes from a client that computes the same thing, and has finite numbers of the right shape. Anything else becomes an
-event. A client that lost its state is sent it again: from the server's copy (`remote.copies`), or else as the initial
-state.
+event. A client that lost its state is sent it again: from the server's copy, or else as the initial state.
 
 With secure sums a round has four exchanges of messages: keys, shares, the masked replies, and the shares that remove
 the masks (`replies.secure`). The server never holds a reply that it could read. A client may be gone at any of them. A
@@ -16,7 +15,6 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,16 +24,18 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
-from fedspan.core.errors import DiskError, ProtocolError, at_least, one_line
+from fedspan.core.bundle import Bundle
+from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat
 from fedspan.core.reply import STATISTIC, outside, weighted
 from fedspan.core.round import Round, Terms
 from fedspan.core.sync import dated as redated
-from fedspan.engine.worker import BUFFERS, without_zeros
+from fedspan.engine.simulator import BUFFERS, without_zeros
+from fedspan.engine.states import ClientStates
 from fedspan.remote.channel import Channel, Failure, StalledError
-from fedspan.remote.copies import Copies
+from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import (
     QUESTIONS,
     Agreement,
@@ -45,8 +45,8 @@ from fedspan.remote.messages import (
     mark_of,
 )
 from fedspan.replies.chain import Chain, Event, Replies
+from fedspan.replies.clip import leaked, scaled
 from fedspan.replies.clip import norms as norms_of_replies
-from fedspan.replies.clip import scaled
 from fedspan.replies.fixed_point import FixedPoint, Payload, clipped_values
 from fedspan.replies.screen import OUTSIDE, norms
 
@@ -98,7 +98,6 @@ class RemoteTransport:
     backup: InitVar[bool] = True  # whether to keep a copy of every client's state
     copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
     resume: InitVar[bool] = False  # whether an earlier process left its copies in `copies_dir`
-    on_round: Callable[[Round, Replies], None] | None = None  # called after every round
 
     def __post_init__(
         self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool
@@ -111,8 +110,14 @@ class RemoteTransport:
         self.over = False  # whether the last round cannot be tried again
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the download
         self._used: set[bytes] = set()  # public keys of secure sums
-        self.copies = Copies(
-            self.method, self.first, clients, kept=backup, folder=copies_dir, resume=resume
+        # Copies follow from the accepted replies. Private fields of a state cannot be copied: they start again.
+        self.private = self.method.private
+        if type(self.method).update_client_state is Method.update_client_state:
+            self._copy_nothing()
+        without = self.private if backup else tuple(vars(self.first))
+        self.kept = backup
+        self.copies = ClientStates(
+            self.first, clients, copies_dir, resume=resume, own=True, without=without
         )
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
@@ -136,8 +141,6 @@ class RemoteTransport:
             replies = replace(
                 replies, sent=before.sent + replies.sent, events=before.events + replies.events
             )
-        if self.on_round is not None:
-            self.on_round(rnd, replies)
         return replies
 
     def _exchange(self, rnd: Round, down: Any, extra: wire.Arrays, chain: Chain) -> Replies:
@@ -162,7 +165,7 @@ class RemoteTransport:
             arrays = found.replies.pop(place)
             beside += [arrays.pop(BUFFERS)] if BUFFERS in arrays else []
             up: Any = wire.unpack(arrays)
-            self.copies.update(rnd.subset(np.array([place])), down, up)
+            self._copy(rnd.subset(np.array([place])), down, up)
             replies.add(number, up)
             del arrays, up
         buffers = torch.cat(beside, 1) if beside else None
@@ -374,7 +377,14 @@ class RemoteTransport:
         messages = {}
         for place in lost:
             client = int(rnd.ids[0, place])
-            state, last_round, words = self.copies.restored(client, int(rnd.last_round[0, place]))
+            own = self.copies.take(np.array([client]), (1, 1))
+            state = {f"{RESTORE}{name}": getattr(own, name) for name in self.copies.tables}
+            private = f"; {', '.join(self.private)} starts again" if self.private else ""
+            words = f"state restored from the server's copy{private}"
+            last_round = int(rnd.last_round[0, place])
+            if not self.kept:
+                last_round, words = -1, "re-enters with an empty state: there is no copy of it"
+            state[f"{RESTORE}{LAST_ROUND}"] = torch.tensor([last_round])
             found.events.append(Event("restored", client, words))
             dated = redated(down, place, last_round)
             try:
@@ -384,6 +394,20 @@ class RemoteTransport:
                 continue
             messages[place] = self._message(rnd, place, arrays | state | extra, found.expected)
         return messages
+
+    def _copy_nothing(self) -> None:
+        """Refuse a state of which nothing says what a reply does to it, before round 0."""
+        nothing, rnd = Bundle(), cast(Any, None)
+        self.method.update_client_state(self.first, nothing, nothing, rnd)
+
+    def _copy(self, rnd: Round, down: Any, up: Any) -> None:
+        """Renews the copy of the one client of `rnd` by its reply."""
+        if not self.copies.tables:
+            return
+        old = leaked(self.method, self.copies.take(rnd.ids[0], (1, 1)), rnd)
+        if (sync := down.get("sync")) is not None:
+            down = down.replace(sync=replace(sync, last_round=rnd.last_round))
+        self.copies.put(rnd.ids[0], self.method.update_client_state(old, down, up, rnd))
 
     def _expect(self, rnd: Round, down: Any, extra: wire.Arrays) -> wire.Arrays:
         """A reply as it must look, from the method's own step on a flat objective.
@@ -407,7 +431,8 @@ class RemoteTransport:
             "accepted": torch.from_numpy(self.accepted),
             "marks": torch.from_numpy(self.marks),
         }
-        return counts | self.copies.save()
+        copies = self.copies.save().items()
+        return counts | {f"copy.{name}": array for name, array in copies}
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -418,4 +443,9 @@ class RemoteTransport:
         mine = {"accepted": torch.from_numpy(self.accepted), "marks": torch.from_numpy(self.marks)}
         wire.check_forms({name: arrays[name] for name in mine}, mine)
         self.accepted, self.marks = (arrays[name].numpy().copy() for name in mine)
-        self.copies.load(arrays)
+        copies = {k.removeprefix("copy."): v for k, v in arrays.items() if k.startswith("copy.")}
+        if self.copies.tables and not copies:
+            raise SpecError(
+                "the checkpoint has no copies of the clients' states; resume with backup = false"
+            )
+        self.copies.load(copies)

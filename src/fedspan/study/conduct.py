@@ -13,11 +13,11 @@ from rich.markup import escape
 
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.extras import needs
+from fedspan.core.files import lock_dir
 from fedspan.core.terminal import say, table
 from fedspan.costs.plan import keeps_objective, projected
 from fedspan.data import datasets
-from fedspan.engine.lock import lock_dir
-from fedspan.engine.outcome import CHECKPOINT
+from fedspan.engine.provenance import CHECKPOINT
 from fedspan.study import report, results
 from fedspan.study.execute import execute
 from fedspan.study.jobs import changed, fingerprint

@@ -18,13 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
-from fedspan.core.sealed import check_form, read_table
+from fedspan.core.json_log import check_form, read_table
 from fedspan.core.spec import Spec, flat
 from fedspan.engine import history
-from fedspan.engine.judging import PLAIN
+from fedspan.engine.history import PLAIN
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import OUTCOME
-from fedspan.engine.provenance import check_run
+from fedspan.engine.provenance import OUTCOME, check_run
 
 RECORDED = {"client_state": int, "client_memory": int, "test_examples": int, "projected": list[int]}
 POINTS = 120  # rows of a curve that are kept

@@ -35,15 +35,15 @@ from fedspan.callbacks._event_log import log
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError, Terminated
+from fedspan.core.json_log import write_table
 from fedspan.core.plugins import load_plugin
 from fedspan.core.processes import FORKS, NotSentError, Shared, without_script
-from fedspan.core.sealed import write_table
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.system import release_memory, warn_if_public
 from fedspan.core.terminal import say
 from fedspan.costs.plan import client_memory
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.outcome import CHECKPOINT
+from fedspan.engine.provenance import CHECKPOINT
 from fedspan.study.curves import memory_file
 from fedspan.study.jobs import FAILED, Job
 

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from fedspan.core import building, registry
+from fedspan.core.digest import source_of
 from fedspan.core.errors import DataError
-from fedspan.core.sealed import read_table, write_table
-from fedspan.core.source import source_of
+from fedspan.core.json_log import read_table, write_table
 from fedspan.core.spec import Spec, flat
 from fedspan.core.task import Task
 from fedspan.engine import history
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import OUTCOME
+from fedspan.engine.provenance import OUTCOME
 from fedspan.tasks.custom import Custom, _digest
 
 FAILED = "failed.txt"  # the reason in one line, then the traceback

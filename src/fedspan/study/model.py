@@ -50,7 +50,7 @@ from fedspan.core.errors import (
 )
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, read_toml, with_values
-from fedspan.engine.judging import HELD_OUT, sign_of
+from fedspan.engine.history import HELD_OUT, sign_of
 from fedspan.study.budget import Budget
 from fedspan.study.curves import Curve, Goal, Table, Tail, setting
 

@@ -19,7 +19,7 @@ import tomli_w
 from markupsafe import Markup, escape
 
 from fedspan.core.method import DETAILS
-from fedspan.engine.judging import higher_is_better
+from fedspan.engine.history import higher_is_better
 from fedspan.study.curves import BYTES, TITLES, Axis, Curve, Series, over_seeds, rounded
 from fedspan.study.model import Part
 from fedspan.study.report import Report, Section

@@ -25,16 +25,16 @@ from rich.console import Console
 
 from fedspan.api.step_size import built
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
-from fedspan.core.building import describe
+from fedspan.core.building import as_choice, describe
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.extras import data_frame
 from fedspan.core.method import Method
-from fedspan.core.spec import Spec, changed
+from fedspan.core.spec import Spec, changed, with_values
 from fedspan.core.terminal import plain
 from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import make_runs
 from fedspan.study.curves import Table
-from fedspan.study.model import Part, Study, Variant
+from fedspan.study.model import Part, Study, Variant, with_settings
 from fedspan.study.request import values_of
 from fedspan.theory.lr_search import TRAINING_LOSS, search
 
@@ -224,13 +224,18 @@ def _point(row: Mapping[str, Any]) -> Table:
 
 
 def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
-    """What is varied; by default rank and bits, as far as the method has them."""
-    fields = {field.name for field in dataclasses.fields(spec.method)}  # type: ignore[arg-type]
-    own = [key for key in ("uplink", "downlink") if key in changed(spec.method)]
-    known = fields | ({"bits"} if "uplink" in fields and not own else set())
+    """What is varied; by default rank, and bits where what a code leaves out is remembered or already coded."""
+    method: Any = spec.method
+    fields = {field.name: field.default for field in dataclasses.fields(method)}
+    axes = [key for key in ("uplink", "downlink") if key in fields]
+    own = [key for key in axes if _code(getattr(method, key)) != _code(fields[key])]
+    known = fields.keys() | ({"bits"} if axes and not own else set())
     if vary is None:
+        unasked = {"rank"}
+        if axes and (_takes_code(method.uplink) or (method.controls and method.downlink.logs)):
+            unasked.add("bits")
         usual = {"rank": RANKS, "bits": BITS}
-        return {key: list(values) for key, values in usual.items() if key in known}
+        return {key: list(values) for key, values in usual.items() if key in known & unasked}
     if not isinstance(vary, Mapping):
         raise SpecError(
             f"`vary` must be a table such as {{'rank': [0.05, 0.1]}}, got {shown(vary)}"
@@ -240,22 +245,32 @@ def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
             f"`vary` of 'bits' would replace `{own[0]}` of the method; leave one of them out"
         )
     for key in vary:
-        one_of("vary", key, sorted(known))
+        one_of("vary", key.partition(".")[0] if isinstance(key, str) else key, sorted(known))
     return {key: values_of("vary", key, values) for key, values in vary.items()}
 
 
 def _method(method: Method, point: Mapping[str, Any]) -> Any:
-    """The method with the settings of a point; `bits` stands for compressors in both directions."""
+    """The method with the settings of a point; `bits` stands for a code in both directions, but of x in full."""
     own = {key: value for key, value in point.items() if key != "bits"}
     bits = point.get("bits", 32)
     if bits != 32:
         if isinstance(bits, bool) or not isinstance(bits, int) or not 3 <= bits <= 16:
             raise SpecError(f"`bits` must be 32, or a whole number from 3 to 16, got {shown(bits)}")
         bucket = min(2048, max(1, (2 ** (bits - 1) - 1) ** 2 // 2))
-        code = {"name": "qsgd", "bits": bits, "bucket": bucket}
-        fields = {field.name for field in dataclasses.fields(method)}  # type: ignore[arg-type]
-        own |= {key: code for key in ("uplink", "downlink") if key in fields}
-    return dataclasses.replace(method, **own)  # type: ignore[type-var]
+        code = as_choice("compressor", {"name": "qsgd", "bits": bits, "bucket": bucket})
+        for key in ("uplink", "downlink"):
+            axis: Any = getattr(method, key)
+            if getattr(axis, "logs", True):
+                own[key] = dataclasses.replace(axis, compressor=code) if _takes_code(axis) else code
+    return with_settings(method, own)
+
+
+def _takes_code(axis: Any) -> bool:
+    return any(field.name == "compressor" for field in dataclasses.fields(axis))
+
+
+def _code(axis: Any) -> Any:
+    return axis.compressor if _takes_code(axis) else None
 
 
 def method_table(found: Tuned) -> dict[str, Any]:
@@ -267,4 +282,4 @@ def method_table(found: Tuned) -> dict[str, Any]:
         for key in ("uplink", "downlink")
         if "bits" in _point(found.rows[0]) and key in table
     }
-    return changed(found.method) | codes | chosen
+    return with_values(changed(found.method) | codes, chosen)

@@ -15,7 +15,7 @@ from fedspan.core.errors import SpecError, one_of, path_of
 from fedspan.core.extras import needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.versions import versions
-from fedspan.engine.judging import higher_is_better, main_metric, sign_of
+from fedspan.engine.history import higher_is_better, main_metric, sign_of
 from fedspan.study import results as data
 from fedspan.study import tables
 from fedspan.study.curves import Goal, Series, find

@@ -1,9 +1,9 @@
 """What a comparison is asked for: the grids of its variants, its metric, and the texts of a command line.
 
 --methods fedavg,scaffold                               with the steps and the subspace of the base spec
---methods 'ssf:rank=0.05,control=paper as SSF small'    with settings of its own, and a label
+--methods 'ssf:rank=0.05,drift.rule=paper as SSF small' with settings of its own, and a label
 --grid lr=0.01,0.03,0.1                                 every method is tuned over these values
---grid ssf:lr=0.1,0.3 --grid ssf:refresh=1,5            SSF over these instead, and over these as well
+--grid ssf:lr=0.1,0.3 --grid ssf:space.refresh=1,5      SSF over these instead, and over these as well
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedspan.core import registry
 from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import plan
-from fedspan.engine.judging import HELD_OUT, main_metric, sign_of
+from fedspan.engine.history import HELD_OUT, main_metric, sign_of
 from fedspan.study.budget import Budget
 from fedspan.study.curves import Goal, Table, labels, setting
 from fedspan.study.model import Part, Study, Variant, laid_over, study_of
@@ -258,7 +258,7 @@ def _agree(found: Sequence[tuple[str, Spec]], free: set[str]) -> None:
 
 
 def _variant(base: Spec, text: str) -> Table:
-    """A method as --methods has it: `ssf:rank=0.05,control=paper as SSF small`."""
+    """A method as --methods has it: `ssf:rank=0.05,drift.rule=paper as SSF small`."""
     rest, _, label = (part.strip() for part in text.partition(" as "))
     name, _, settings = (part.strip() for part in rest.partition(":"))
     values: Table = {}

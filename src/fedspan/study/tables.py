@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedspan.core import registry
 from fedspan.core.files import csv_text
-from fedspan.engine.judging import HELD_OUT
+from fedspan.engine.history import HELD_OUT
 from fedspan.study.budget import UNITS
 from fedspan.study.curves import BYTES, Series, Tail, reach
 from fedspan.study.model import Part, settings

@@ -24,7 +24,7 @@ from fedspan.core.errors import CheckpointError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Line
-from fedspan.engine.outcome import LR, read_lr
+from fedspan.engine.provenance import LR, read_lr
 from fedspan.study.curves import Axis, Curve, Floats, Series, Table, Tail, recorded
 from fedspan.study.jobs import Job, jobs_of
 from fedspan.study.model import Case, Part, Point, Study, Variant, settings

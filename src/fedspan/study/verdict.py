@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
-from fedspan.engine.judging import HELD_OUT
+from fedspan.engine.history import HELD_OUT
 from fedspan.study.budget import sized
 from fedspan.study.curves import Floats, Table
 from fedspan.study.model import Part, settings

@@ -22,10 +22,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from fedspan.core.config import Settings
+from fedspan.core.digest import module_text, source_of
 from fedspan.core.errors import SpecError, at_least, one_line
 from fedspan.core.registry import register
 from fedspan.core.seeds import torch_generator
-from fedspan.core.source import module_text, source_of
 from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import table_columns
 from fedspan.nn.problem import TorchProblem

@@ -27,10 +27,10 @@ from fedspan.core.config import Projection, Settings, Training
 from fedspan.core.errors import DataError, SpecError, at_least, one_line, positive
 from fedspan.core.layout import Block, Layout, Vector
 from fedspan.core.linear_map import LinearMap
+from fedspan.core.memory_limit import check_memory
 from fedspan.core.objective import Direction, Objective, Plus, Problem, SteppingDirection
 from fedspan.core.registry import register
 from fedspan.core.round import Round, Schedule
-from fedspan.core.space import check_memory
 from fedspan.core.task import Holdings, Task
 from fedspan.data.columns import UNREADABLE, digest, read_npz
 

@@ -40,6 +40,7 @@ CONSTANT = "the theorem is for constant steps; the conditions are checked for `l
 # Settings of a method, of `Training` and of `Participation` → the value that the theorem covers, and why no other.
 COVERED: dict[str, tuple[Any, str]] = {
     "local": (SGD(), PLAIN),
+    "local.momentum": (0.0, PLAIN),
     "schedule": ("constant", CONSTANT),
     "warmup": (0, CONSTANT),
     "clip": (None, "clipped gradients are biased (A2)"),
@@ -114,7 +115,7 @@ def corollary_lr(
     rounds: int,
     settings: Settings | None = None,
 ) -> tuple[float, float]:
-    """`lr` and `server_lr` of the safe steps for a run; SpecError for methods and settings that they do not cover."""
+    """`lr` and `server.lr` of the safe steps for a run; SpecError for methods and settings that they do not cover."""
     rule = "lr = 'auto' is the step size of the convergence theorem, which does not cover"
     if not isinstance(method, Box) or not method.controls:
         raise SpecError(f"{rule} {registry.name_of(method)}; use lr = 'search'")
@@ -186,10 +187,10 @@ def uncovered(
     found = {}
     for name, (covered, why) in COVERED.items():
         for value in (_at(owner, name, covered) for owner in owners):
-            same = value == covered or (name == "server" and isinstance(value, Mean))
-            if not same:
-                text = registry.name_of(value) if registry.is_registered(value) else value
-                found[f"`{name}`"] = (shown(text), _named(covered), why)
+            if value != covered and not (
+                registry.is_registered(value) and type(value) is type(covered)
+            ):
+                found[f"`{name}`"] = (_named(value), _named(covered), why)
     if sampled and _at(method, "drift.rule", "exact") == "paper":
         why = "with sampled clients it breaks c = mean c_i, which every lemma uses"
         found["`drift.rule`"] = ("'paper'", "'exact'", why)
@@ -238,8 +239,8 @@ def _with_lr(method: Method, lr: float) -> Any:
 
 def _steps(method: Method) -> Steps:
     lr = cast(float, method.lr)
-    server = getattr(method, "server", None)
-    return Steps.of(lr, 1.0 if server is None else server.lr, method.local_steps)
+    server_lr = _at(method, "server.lr", getattr(method, "server_lr", 1.0))
+    return Steps.of(lr, server_lr, method.local_steps)
 
 
 def _forecast(

@@ -6,11 +6,13 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedspan.core.config import Participation
+from fedspan.core.digest import digest_of_arrays
 from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
@@ -19,9 +21,7 @@ from fedspan.core.spec import Spec, read_toml, with_changes
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.permissions import check_floor, permitted, privacy_of
 from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
-from fedspan.remote.messages import KNOWN_START, MAX_REASON, Agreement, RoundMessage, fingerprint_of
-from fedspan.remote.secure_client import SecureClient
-from fedspan.replies.secure.identity import Identity
+from fedspan.remote.messages import KNOWN_START, MAX_REASON, Agreement, RoundMessage
 
 IDENTITY, UNKNOWN = "identity", -1
 SERVER_ONLY = {
@@ -55,29 +55,20 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
         received = read_message(message.content, max_bytes(problem))
         name = str(context.node_config.get("client-id", f"client-{client}"))
         state_file = StateFile.of(states_dir(context), config.run_name, name)
-        agreement = agreement_of(spec, problem)
-        ours = (
+        client_end = RemoteClient(
             spec.method,
             problem,
             state_file,
             client,
             spec.seed,
-            agreement,
+            agreement_of(spec, problem),
             spec.rounds,
             terms_of(spec),
+            spec.participation.known_start,
+            spec.secure,
+            identity_of(spec.secure, context),
+            spec.participation.weights == "examples",
         )
-        known_start = spec.participation.known_start
-        client_end = RemoteClient(*ours, known_start=known_start)
-        if spec.secure is not None:
-            identity = identity_of(spec.secure, context)
-            weighted = spec.participation.weights == "examples"
-            client_end = SecureClient(
-                *ours,
-                known_start=known_start,
-                secure=spec.secure,
-                identity=identity,
-                weighted=weighted,
-            )
         reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
         reply = RoundMessage(
@@ -144,7 +135,7 @@ def agreement_of(spec: Spec, problem: Problem) -> Agreement:
 
 @functools.lru_cache(maxsize=4)  # for all messages that one process replies to
 def _start_of(problem: Problem) -> str:
-    return fingerprint_of(problem.x0)
+    return digest_of_arrays({"x": problem.x0})
 
 
 def client_of(context: Context) -> int:
@@ -164,10 +155,12 @@ def terms_of(spec: Spec) -> Terms | None:
     return Terms(spec.dp.clip or 0.0, spec.dp.leak)
 
 
-def identity_of(privacy: Privacy, context: Context) -> Identity | None:
+def identity_of(secure: Privacy | None, context: Context) -> Any:
     """By which a node signs its keys of secure sums, from its own config; None where they are not signed."""
-    if not privacy.secure_signed:
+    if secure is None or not secure.secure_signed:
         return None
+    from fedspan.replies.secure.identity import Identity  # needs a library
+
     key, roster = (context.node_config.get(name) for name in ("identity-key", "roster"))
     if not isinstance(key, str) or not isinstance(roster, str):
         raise SpecError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -17,11 +17,8 @@ from fedspan.core import refusals
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_line
 from fedspan.core.method import DETAILS
-from fedspan.core.round import Round
 from fedspan.core.spec import Spec
-from fedspan.engine.history import Rounds
-from fedspan.engine.loop import Line, Loop, Row
-from fedspan.engine.outcome import ROUNDS
+from fedspan.engine.loop import Loop, Row
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
 from fedspan.remote.channel import Failure
@@ -30,7 +27,7 @@ from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, 
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
 from fedspan.remote.server import RemoteTransport
-from fedspan.replies.chain import Chain, Replies, in_words
+from fedspan.replies.chain import Chain, Event
 
 log = logging.getLogger("flwr")
 GRACE = 2.0  # seconds more for clients that were silent when last asked
@@ -224,48 +221,32 @@ def _registered_before(node: Any) -> bool:
 
 @dataclass
 class RunLog(Callback):
-    """The progress of a run: lines in Flower's log, and one line per round in `rounds.jsonl`."""
+    """The progress of a run: lines in Flower's log, and the bytes of Flower's records in the run's own."""
 
-    rounds: Rounds
     channel: GridChannel
     total: int
-    run: Loop | None = None
     logged: tuple[int, int] = (0, 0)  # bytes of records up and down until the last round
 
     def on_run_start(self, run: Loop) -> None:
-        """Continue the files of an interrupted run."""
-        self.run = run
+        """Continue the roster of an interrupted run."""
         if self.channel.roster is not None:
             self.channel.roster.belongs(
                 run.id
             )  # also if it is decided later whether clients are bound
-        self.channel.news += self.rounds.begin(run.checks.get(self.rounds.path.name, ""))
 
-    def log_round(self, rnd: Round, replies: Replies) -> None:
-        """After every round: who was sampled and accepted, bytes, and events."""
+    def on_round_end(self, run: Loop) -> None:
+        """Count the bytes of the records, and note which nodes were refused."""
         now = (self.channel.records_up, self.channel.records_down)
-        sampled = rnd.ids[0]
-        line: Line = {
-            "round": rnd.t,
-            "sampled": sampled.tolist(),
-            "accepted": sampled[replies.places].tolist(),
-        }
-        line["payload_up"] = 0 if replies.received is None else int(replies.received.sum())
-        line["payload_down"] = 0 if replies.sent is None else int(replies.sent.sum())
-        line["records_up"], line["records_down"] = (
-            new - old for new, old in zip(now, self.logged, strict=True)
-        )
-        events = [
-            *in_words(rnd.t, replies.events),
-            *(f"round {rnd.t}: {one}" for one in self.channel.news),
-        ]
-        self.channel.news.clear()
-        assert self.run is not None
-        self.run.checks[self.rounds.path.name] = self.rounds.append(
-            line | ({"events": events} if events else {})
-        )
+        for name, new, old in zip(("records_up", "records_down"), now, self.logged, strict=True):
+            run.carried[name] = run.carried.get(name, 0) + new - old
         self.logged = now
-        for event in events:
+        if self.channel.news:
+            run.note([Event("refused", None, text) for text in self.channel.news])
+            self.channel.news.clear()
+
+    def warn(self, told: Sequence[str]) -> None:
+        """Log what went wrong."""
+        for event in told:
             log.warning("fedspan %s", event)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
@@ -296,17 +277,16 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
     decided = config.bind_clients is True or bool(roster and roster.nodes)
     channel = GridChannel(grid, problem.clients, config.timeout, roster, True if decided else None)
-    run_log = RunLog(Rounds(run_dir / ROUNDS, private=spec.dp is not None), channel, spec.rounds)
     transport = RemoteTransport(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
         min_replies=config.min_replies, pause=config.pause, backup=config.backup,
-        copies_dir=run_dir / "copies", resume=config.resume, on_round=run_log.log_round,
+        copies_dir=run_dir / "copies", resume=config.resume,
     )  # fmt: skip
-    callbacks = (*spec.callbacks, run_log)
+    run_log = RunLog(channel, spec.rounds)
     loop = Loop(
-        method, problem, transport, (spec.seed,), clients_per_round, callbacks, run_dir,
+        method, problem, transport, (spec.seed,), clients_per_round, (*spec.callbacks, run_log), run_dir,
         chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
-        unbiased=spec.participation.unbiased,
+        unbiased=spec.participation.unbiased, on_events=run_log.warn,
     )  # fmt: skip
     problem.drop_start()
     channel.wait(config.wait)

@@ -20,7 +20,8 @@ different numbers, keys, clients or rounds to two clients gets a sum from which 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,6 +107,22 @@ class Session:
     )  # (sharers, SEALED): what they sent to this client
     opened_round: int = -1  # the last round whose masks this client helped to remove
     opened: torch.Tensor = field(default_factory=_none)  # whose replies were in its sum
+
+    def arrays(self) -> Arrays:
+        """Return what a file of the session holds."""
+        return {
+            name: torch.tensor([value]) if isinstance(value, int) else value
+            for name, value in vars(self).items()
+        }
+
+    @staticmethod
+    def of(arrays: Arrays) -> Session:
+        """Return the session that a file holds."""
+        known = {one.name: one.type for one in fields(Session)}
+        if arrays.keys() != known.keys():
+            raise ProtocolError("the session of this client is damaged; a new one begins with keys")
+        parts: Any = {k: int(v) if known[k] == "int" else v for k, v in arrays.items()}
+        return Session(**parts)
 
     def expects(self, phase: str, message: Arrays) -> None:
         """Raises unless this question is the next one of the session."""

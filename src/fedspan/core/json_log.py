@@ -6,7 +6,6 @@ checksum of a line stands for the whole file up to there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import types
@@ -15,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedspan.core.digest import digest
 from fedspan.core.errors import CheckpointError, shown
-from fedspan.core.files import write_atomic
+from fedspan.core.files import append, make_dir, write_atomic
 
 Line = dict[str, Any]
 Form = Mapping[str, Any]  # key → type
@@ -37,7 +37,9 @@ def write_table(path: Path, table: Mapping[str, Any], *, private: bool = False) 
 
 def table_text(table: Mapping[str, Any]) -> bytes:
     """The text of a small table."""
-    return (json.dumps({**table, CHECK: _digest(json.dumps(table))}, indent=1) + "\n").encode()
+    return (
+        json.dumps({**table, CHECK: digest(json.dumps(table), size=SHORT)}, indent=1) + "\n"
+    ).encode()
 
 
 def read_table(
@@ -46,7 +48,7 @@ def read_table(
     """Reads what `write_table` wrote; CheckpointError with a remedy where it is damaged, or not of its form."""
     try:
         table = dict(json.loads(path.read_bytes()))
-        damaged = table.pop(CHECK) != _digest(json.dumps(table))
+        damaged = table.pop(CHECK) != digest(json.dumps(table), size=SHORT)
     except (ValueError, TypeError, KeyError, RecursionError):
         damaged = True
     if damaged:
@@ -100,6 +102,24 @@ def _shallow(value: Any, most: int = DEEPEST) -> bool:
     return most > 0 and all(_shallow(one, most - 1) for one in inner)
 
 
+class JsonLog:
+    """A file of lines that is being written; the checksum of the last line stands for all of them."""
+
+    def __init__(
+        self, path: Path, lines: Iterable[Line] = (), size: int = SHORT, private: bool = False
+    ) -> None:
+        self.path, self.size = path, size
+        make_dir(path.parent)
+        text, self.check = lines_text(lines, size=size)
+        write_atomic(path, text, private=private)
+
+    def append(self, *lines: Line) -> None:
+        """Adds lines in one piece."""
+        text, check = lines_text(lines, self.check, self.size)
+        append(self.path, text)
+        self.check = check
+
+
 def lines_text(
     lines: Iterable[Mapping[str, Any]], before: str = "", size: int = SHORT
 ) -> tuple[bytes, str]:
@@ -107,7 +127,7 @@ def lines_text(
     parts = []
     for line in lines:
         text = json.dumps(line, allow_nan=False)
-        before = _digest(before + text, size)
+        before = digest(before + text, size=size)
         parts.append(f'{text[:-1]}{", " if line else ""}"{CHECK}": "{before}"}}\n')
     return "".join(parts).encode(), before
 
@@ -132,11 +152,23 @@ def read_lines(path: Path, size: int = SHORT) -> tuple[list[Line], list[str]]:
     return lines, checks
 
 
-def undamaged(path: Path) -> list[Line]:
+def read_until(path: Path, check: str, size: int = SHORT) -> list[Line]:
+    """The lines up to the one with this checksum, which a checkpoint holds; none where it holds no checksum."""
+    if not check:
+        return []
+    lines, checks = read_lines(path, size) if path.exists() else ([], [])
+    if check not in checks:
+        raise CheckpointError(
+            f"{str(path)!r} is missing or of another run; put it back, or start the run again"
+        )
+    return lines[: checks.index(check) + 1]
+
+
+def undamaged(path: Path, size: int = SHORT) -> list[Line]:
     """The lines of a file that are as they were written, whatever happened to the others."""
     found, before = list[Line](), ""
     for text in path.read_bytes().split(b"\n") if path.exists() else ():
-        line, check = _read_line(text, before)
+        line, check = _read_line(text, before, size)
         if line is not None:
             found.append(line)
         before = check
@@ -149,10 +181,6 @@ def _read_line(text: bytes, before: str, size: int = SHORT) -> tuple[Line | None
     try:
         line = dict(json.loads(text))
         check = str(line.pop(CHECK))
-        return line if check == _digest(before + json.dumps(line), size) else None, check
+        return line if check == digest(before + json.dumps(line), size=size) else None, check
     except (ValueError, TypeError, KeyError, RecursionError):
         return None, check
-
-
-def _digest(text: str, size: int = SHORT) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=size).hexdigest()

@@ -1,4 +1,7 @@
-"""What a function is: its name and a hash of its source, its constants and its settings."""
+"""Hashes by which a run knows again what it was made with: texts, files, arrays, and functions by what they do.
+
+All are BLAKE2b in hexadecimal; only files are also hashed by SHA-256, as `sha256sum` prints it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import hashlib
 import inspect
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -15,19 +19,55 @@ import torch
 from torch import nn
 
 SAMPLED = 64  # numbers of a tensor that are looked at
+SIZE = 8  # bytes of a hash that only tells two things apart; 16 hold against damage of large files
+
+
+def digest(*parts: str | bytes | memoryview, size: int = SIZE) -> str:
+    """A hash of texts or bytes, one after the other."""
+    found = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        found.update(part.encode() if isinstance(part, str) else part)
+    return found.hexdigest()
+
+
+def digest_of_arrays(arrays: Mapping[str, torch.Tensor], *parts: str, size: int = SIZE) -> str:
+    """A hash of texts, and of named arrays with their types and shapes, in the order of their names."""
+    found = list[str | memoryview](parts)
+    for name in sorted(arrays):
+        found += [f"{name} {arrays[name].dtype} {tuple(arrays[name].shape)}", raw(arrays[name])]
+    return digest(*found, size=size)
+
+
+def digest_of_file(path: Path, kind: str = "blake2b") -> str:
+    """A hash of a file: 16 bytes, or "sha256"."""
+    with path.open("rb") as file:
+        short = functools.partial(hashlib.blake2b, digest_size=16)
+        return hashlib.file_digest(file, kind if kind == "sha256" else short).hexdigest()
+
+
+def raw(array: torch.Tensor) -> memoryview:
+    """The bytes of an array, without a copy."""
+    flat = array.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def sampled(array: torch.Tensor) -> list[Any]:
+    """Some numbers of a tensor, evenly spread."""
+    numbers: list[Any] = array[..., :: max(1, array.shape[-1] // SAMPLED)].tolist()
+    return numbers
 
 
 def source_of(function: Any) -> str:
     """A function's name and a hash of what it does, so that a changed one is noticed."""
     if isinstance(function, functools.partial):
-        settings = _hash(_plain(function.args) + _plain(function.keywords))
+        settings = digest(_plain(function.args) + _plain(function.keywords), size=6)
         return f"partial({source_of(function.func)})#{settings}"
     name = getattr(function, "__qualname__", type(function).__qualname__)
     try:
         text = inspect.getsource(function if hasattr(function, "__code__") else type(function))
     except (OSError, TypeError):
         return f"{name} (source not known)"
-    return f"{name}#{_hash(text + _held(function))}"
+    return f"{name}#{digest(text + _held(function), size=6)}"
 
 
 def _held(function: Any) -> str:
@@ -53,8 +93,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, CodeType):
         return repr((value.co_code.hex(), value.co_names, [_plain(one) for one in value.co_consts]))
     if isinstance(value, torch.Tensor):
-        numbers = value.detach().reshape(-1)
-        return f"{tuple(value.shape)} {numbers[:: max(1, len(numbers) // SAMPLED)].tolist()}"
+        return f"{tuple(value.shape)} {sampled(value.detach().reshape(-1))}"
     if isinstance(value, np.ndarray):
         return _plain(value.tolist()) if value.size <= SAMPLED else f"{value.shape}"
     if isinstance(value, set | frozenset):
@@ -87,7 +126,3 @@ def _settings(value: Any) -> str:
         if k[:1] != "_" and isinstance(v, scalars)
     }
     return _plain(own)
-
-
-def _hash(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
