@@ -146,7 +146,7 @@ def test_every_method_has_a_number() -> None:
     problem = dry_of(IMAGES | {"model": "mlp"})
     for name in registry.choices("method"):
         for own in METHODS[name]:
-            method = building.build("method", {"name": name, "lr": 0.1} | own)
+            method = building.build("method", by_axis({"name": name, "lr": 0.1} | own))
             found = memory(method, problem)
             assert min(found.weights, found.gradients, found.activations) > 0, (name, own)
 
