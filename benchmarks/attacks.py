@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedspan.core.bundle import Bundle
 from fedspan.core.encoded import Encoded
-from fedspan.core.reply import Ranges, ranges_of
+from fedspan.core.reply import Ranges
 from fedspan.core.round import Round
 from fedspan.engine import simulator
 
@@ -40,9 +40,8 @@ def hostile(
         new, up, beside = honest(*arguments)
         rnd: Round = arguments[-1]
         if rounds is None or rnd.t in rounds:
-            up = _changed(
-                up, torch.from_numpy(np.isin(rnd.ids, list(clients))).unsqueeze(-1), change
-            )
+            who = torch.from_numpy(np.isin(rnd.ids, list(clients))).unsqueeze(-1)
+            up = Bundle(**_changed(vars(up), who, change, arguments[0].statistics))
         return new, up, beside
 
     names["local_work"] = local_work
@@ -57,13 +56,15 @@ def _within(value: torch.Tensor, ranges: Ranges | None) -> torch.Tensor:
     return value if ranges is None else value.clamp(*value.new_tensor(ranges).unbind(-1))
 
 
-def _changed(message: Any, who: torch.Tensor, change: Change) -> Any:
-    values, ranges = {}, ranges_of(type(message))
-    for field in dataclasses.fields(message):
-        value = getattr(message, field.name)
+def _changed(
+    parts: Mapping[str, Any], who: torch.Tensor, change: Change, statistics: Mapping[str, Ranges]
+) -> dict[str, Any]:
+    """Return the parts of a message in which some clients send other numbers."""
+    values = {}
+    for name, value in parts.items():
         if isinstance(value, Encoded):
-            value = _changed(value, who, change)
+            value = Encoded(**_changed(value.parts, who, change, {}))
         elif isinstance(value, torch.Tensor) and value.is_floating_point():
-            value = torch.where(who, _within(change(value), ranges.get(field.name)), value)
-        values[field.name] = value
-    return type(message)(**values)
+            value = torch.where(who, _within(change(value), statistics.get(name)), value)
+        values[name] = value
+    return values

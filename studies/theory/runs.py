@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from fedspan.engine.judging import PLAIN
-from fedspan.engine.outcome import LR
 
 from fedspan.core.errors import at_least, one_of
 from fedspan.core.spec import Spec, with_values
 from fedspan.engine import history
+from fedspan.engine.history import PLAIN
+from fedspan.engine.provenance import LR
 from fedspan.study.jobs import Job
 
 Floats = npt.NDArray[np.float64]

@@ -137,7 +137,11 @@ def test_a_client_state_needs_its_sixth_function(tmp_path: Path) -> None:
         ("server.x + rnd.mean", "server.x - rnd.mean", "look for a wrong sign"),
         ("self.mu * (y - x)", "-200 * (y - x)", "look for a wrong sign"),
         ("rnd.mean(up.dy)", "0.001 * rnd.mean(up.dy)", "33.01 at the start and 14.25"),
-        ("return client, ", "return Bundle(x=x), ", "XXX"),
+        (
+            "return client, ",
+            "return Bundle(n=x), ",
+            "client_step returns a state with n, init_client with none",
+        ),
     ],
 )
 def test_a_mistake_is_said_in_words(old: str, new: str, words: str, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ COVERED = {
     "lr": "auto",
     "local_steps": 3,
     "rank": 4,
-    "correction": "always",
+    "drift": "controls",
 }  # by the theorem
 SPEC = RUN | {"rounds": 12, "eval_every": 3, "method": COVERED, "clients_per_round": 7}
 

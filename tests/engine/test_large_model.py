@@ -10,20 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedspan.methods._averaging import ServerState, Up
 from torch import nn
 
 import fedspan
+from fedspan.core.bundle import Bundle
 from fedspan.core.config import Settings
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import Live
+from fedspan.downlinks import changes
+from fedspan.drifts import Controls
 from fedspan.engine import loop, states
-from fedspan.methods import SSF, FedAvg, Scaffold, base
+from fedspan.methods import SSF, FedAvg, Scaffold
 from fedspan.nn import problem as nn_problem
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
+from fedspan.optimizers import SGD
 from fedspan.replies import chain
 from fedspan.replies.running_mean import RunningMean
 
@@ -35,7 +38,7 @@ def as_large(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chain, "LARGE", 0)
     patch.setattr(loop, "LARGE", 0)
     patch.setattr(states, "LARGE", 0)
-    patch.setattr(base, "LARGE_LOG", 0)
+    patch.setattr(changes, "LARGE_LOG", 0)
     patch.setattr(nn_problem, "LARGE", 0)
 
 
@@ -76,8 +79,8 @@ def test_mean_of_replies_as_they_arrive_is_that_of_all_of_them(cohort: int, weig
     rnd = Round(0, (0,), cohort, layout, ids, np.full_like(ids, -1), weights)
     dy, mean = torch.randn(1, cohort, size), RunningMean(rnd)
     for place in range(cohort):
-        mean.add(place, Up(dy[:, place : place + 1].clone()))
-    assert torch.equal(rnd.mean(mean.reply().dy), rnd.mean(dy))
+        mean.add(place, Bundle(v=dy[:, place : place + 1].clone()))
+    assert torch.equal(rnd.mean(mean.reply().v), rnd.mean(dy))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -87,8 +90,8 @@ def test_the_mean_without_a_reply_that_was_left_out(weighted: bool) -> None:
     rnd = Round(0, (0,), 5, Layout((Block("w", (70,)),)), ids, np.full_like(ids, -1), weights)
     dy, mean = torch.randn(1, 5, 70), RunningMean(rnd)
     for place in places:
-        mean.add(int(place), Up(dy[:, place : place + 1].clone()))
-    torch.testing.assert_close(mean.reply().dy, rnd.subset(places).mean(dy[:, places]))
+        mean.add(int(place), Bundle(v=dy[:, place : place + 1].clone()))
+    torch.testing.assert_close(mean.reply().v, rnd.subset(places).mean(dy[:, places]))
 
 
 @pytest.mark.parametrize(
@@ -100,9 +103,9 @@ def test_the_mean_without_a_reply_that_was_left_out(weighted: bool) -> None:
     [
         FedAvg(**KNOWN),
         SSF(rank=0.2, **KNOWN),
-        SSF(rank=0.2, extrapolate=True, **KNOWN),
+        SSF(rank=0.2, server="fedexp", **KNOWN),
         Scaffold(**KNOWN),
-        Scaffold(correction="tested", **KNOWN),
+        Scaffold(drift=Controls(correction="tested"), **KNOWN),
     ],
 )
 def test_numbers_and_bytes_are_those_of_a_small_model(
@@ -123,9 +126,9 @@ def test_numbers_and_bytes_are_those_of_a_small_model(
 class Median(FedAvg):
     """A server that needs every reply."""
 
-    def server_step(self, server: ServerState, up: Up, rnd: Round) -> ServerState:
-        assert up.dy.shape[1] == rnd.ids.shape[1]
-        return ServerState(server.x + up.dy.median(1, keepdim=True).values)
+    def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
+        assert up.v.shape[1] == rnd.ids.shape[1]
+        return server.replace(x=server.x - up.v.median(1, keepdim=True).values)
 
 
 def test_a_method_with_a_server_step_of_its_own_gets_every_reply(
@@ -200,7 +203,7 @@ def test_a_large_run_goes_on_from_its_checkpoint(
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_client_trains_in_the_memory_of_x_and_puts_it_back(momentum: float) -> None:
-    method, found = SSF(rank=0.3, momentum=momentum, **KNOWN), []
+    method, found = SSF(rank=0.3, local=SGD(momentum=momentum), **KNOWN), []
     for on_client in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))

@@ -43,11 +43,14 @@ def test_a_result_tells_its_run() -> None:
 def test_a_notebook_shows_method_settings_and_a_curve() -> None:
     result = fedspan.run(
         TABLE
-        | {"eval_every": 10, "method": {"name": "ssf", "lr": "search", "rank": 3, "refresh": 2}}
+        | {
+            "eval_every": 10,
+            "method": {"name": "ssf", "lr": "search", "rank": 3, "space": {"refresh": 2}},
+        }
     )
     shown = result._repr_html_()
     found = result.spec["method"]["lr"]
-    settings = f"rounds 30, lr {found:.3g} (search), local_steps 10, projector.rank 3, refresh 2"
+    settings = f"rounds 30, lr {found:.3g} (search), local_steps 10, space.rank 3, space.refresh 2"
     assert f"<b>ssf</b>, finished; {settings}<" in shown
     heads, *rows = re.findall("<tr>(.*?)</tr>", shown)
     assert re.findall("<th>(.*?)</th>", heads) == ["round", "MB up", "MB down", "rel_err", "loss"]

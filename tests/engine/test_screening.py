@@ -16,6 +16,7 @@ import fedspan
 from conftest import METHODS, RUN, advance, build, small
 from fedspan.checks.bench import Scripted, same, tensors
 from fedspan.checks.channel import LocalChannel, remote
+from fedspan.core.bundle import Bundle
 from fedspan.core.config import Engine, Participation
 from fedspan.engine import loop as loops
 from fedspan.engine import simulator, states
@@ -117,11 +118,10 @@ def test_every_way_of_simulating_leaves_the_same_reply_out(simulate: Any) -> Non
 
 def test_buffers_are_screened_too() -> None:
     screen = Screen(100.0)
-    up = dataclasses.make_dataclass("Up", ["a"])
     ordinary, huge = torch.ones(1, 5, 4), torch.ones(1, 5, 4)
     huge[0, 3] = 3e38
-    assert not screen.outliers(up(ordinary), ordinary)
-    (one,) = screen.outliers(up(ordinary), huge)
+    assert not screen.outliers(Bundle(v=ordinary), ordinary)
+    (one,) = screen.outliers(Bundle(v=ordinary), huge)
     assert (one.run, one.place) == (0, 3)
     assert "norm of its buffers, 6e+38, is 3e+38 times the median, 2" in one.why
 
@@ -235,10 +235,9 @@ def test_on_a_network_a_reply_of_3e38_is_refused_and_its_client_rolled_back(
 
 
 def test_all_parts_of_a_reply_are_measured() -> None:
-    up = dataclasses.make_dataclass("Up", ["a", "z"])
     far = torch.ones(1, 5, 4)
     far[0, 3] = 1e4
-    for reply in (up(torch.ones(1, 5, 2), far), up(far, torch.ones(1, 5, 2))):
+    for reply in (Bundle(v=torch.ones(1, 5, 2), z=far), Bundle(v=far, z=torch.ones(1, 5, 2))):
         assert [one.place for one in Screen(100.0).outliers(reply)] == [3]
 
 

@@ -121,7 +121,7 @@ from torch import nn
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(1280, 1280), nn.ReLU(), nn.Linear(1280, 10))
 x, y = torch.randn(4, 1280), torch.tensor([0, 1, 2, 3])
-method = SSF(lr=0.1, local_steps=1, projector=Coordinate(rank=0.1))
+method = SSF(lr=0.1, local_steps=1, space=Coordinate(rank=0.1))
 states = Path(sys.argv[1])
 fedspan.fit(model, [(x, y)] * 2000, method=method, rounds=int(sys.argv[2]), clients_per_round=20,
             engine=fedspan.Engine(states_dir=states))

@@ -29,7 +29,7 @@ REGRESSION: dict[str, Any] = {
         "name": "ssf",
         "lr": 1e-3,
         "local_steps": 5,
-        "projector": {"name": "gaussian", "rank": 20},
+        "space": {"name": "gaussian", "rank": 20},
     },
     "task": {"name": "regression", "het": 2.0},
 }
@@ -54,7 +54,8 @@ def test_the_unit_of_the_targets_changes_the_scale_of_the_run_and_nothing_else(n
         torch.randn(30, 8, generator=rng, dtype=torch.float64) * (1 + client) for client in range(6)
     ]
     targets = [one @ torch.randn(8, 1, generator=rng, dtype=torch.float64) for one in inputs]
-    method: dict[str, Any] = {"name": name, "lr": 2e-3, "local_steps": 4, "correction": "tested"}
+    method: dict[str, Any] = {"name": name, "lr": 2e-3, "local_steps": 4}
+    method["drift"] = {"name": "controls", "correction": "tested"}
     method |= {"rank": 4} if name == "ssf" else {}
     found = {}
     for scale in (2.0**-12, 1.0, 2.0**12):
@@ -81,9 +82,13 @@ class Steering(LocalChannel):
 
     def deliver(self, messages: list[RoundMessage]) -> Any:
         for index, reply in super().deliver(messages):
-            if isinstance(reply, RoundMessage) and reply.client == 2 and "test" in reply.arrays:
+            if (
+                isinstance(reply, RoundMessage)
+                and reply.client == 2
+                and "stat_test" in reply.arrays
+            ):
                 arrays = reply.arrays | {
-                    "test": torch.tensor([[self.sent]], dtype=reply.arrays["test"].dtype)
+                    "stat_test": torch.tensor([[self.sent]], dtype=reply.arrays["stat_test"].dtype)
                 }
                 reply = dataclasses.replace(reply, arrays=arrays)
             yield index, reply
@@ -133,9 +138,8 @@ def test_impossible_statistics_are_left_out_in_a_simulation_too(
 
     def lying(self: Any, client: Any, down: Any, f: Any, rnd: Any) -> Any:
         state, up = inner(self, client, down, f, rnd)
-        return state, dataclasses.replace(
-            up, test=torch.where(torch.from_numpy(rnd.ids == 2)[..., None], 7.0, up.test)
-        )
+        liar = torch.from_numpy(rnd.ids == 2)[..., None]
+        return state, up.replace(stat_test=torch.where(liar, 7.0, up.stat_test))
 
     monkeypatch.setattr(SSF, "client_step", lying)
     clients = Simulator(method, problem)  # which screens nothing else
@@ -155,7 +159,7 @@ def test_secure_sums_carry_the_statistics_whatever_the_scale_of_the_replies() ->
         "batch_size": 4,
         "clients_per_round": 4,
     }
-    table["method"] = table["method"] | {"projector": {"name": "gaussian", "rank": 4}, "lr": 5e-3}
+    table["method"] = table["method"] | {"space": {"name": "gaussian", "rank": 4}, "lr": 5e-3}
     plain = fedspan.run(table, progress=False)
     secure = {"secure": True, "secure_bits": 64, "secure_scale": 2.0**36, "secure_range": 2.0**14}
     summed = fedspan.run(table | {"privacy": secure}, progress=False)

@@ -38,7 +38,7 @@ from fedspan.remote.flower.records import RunConfig
 
 METHOD = {
     "name": "ssf",
-    "projector": {"name": "coordinate", "rank": 4},
+    "space": {"name": "coordinate", "rank": 4},
     "lr": 0.02,
     "local_steps": 2,
 }
@@ -334,7 +334,7 @@ class World:
         A client of whom both are damaged is left out: its next round would be refused.
         """
         end: Any = loop.transport
-        kind, agreement = self.spec.method.types()[1], agreement_of(self.spec, loop.problem)
+        agreement = agreement_of(self.spec, loop.problem)
         found = []
         for client in range(7):
             copy, own = None, None
@@ -346,7 +346,6 @@ class World:
                     own = file.load(
                         int(end.accepted[client]),
                         int(end.marks[client]),
-                        kind,
                         agreement.fingerprint,
                     ).state.c.flatten()
             if own is not None and copy is not None:

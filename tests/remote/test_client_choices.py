@@ -162,7 +162,7 @@ OUTSIDE = {
     "engine": "engine.simulate='pool'",
     "augment": "training.augment='os:system'",
     "metric": "metrics=['accuracy', 'os.path:join']",
-    "optimizer": "method.optimizer='/srv/own.py'",
+    "optimizer": "method.local='/srv/own.py'",
     "list": "projection.full_modules=['a', '../b']",
 }
 

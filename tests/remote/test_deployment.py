@@ -32,7 +32,7 @@ from fedspan.remote.flower.client import agreement_of, load_spec
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.roster import ROSTER, Roster
 
-SSF = {"projector": {"name": "coordinate", "rank": 4}}
+SSF = {"space": {"name": "coordinate", "rank": 4}}
 
 
 def spec_of(
@@ -236,7 +236,7 @@ def final_model(spec: Spec, out: Path) -> torch.Tensor:
 
 def mean_control(spec: Spec, states: Path, rounds: list[dict[str, Any]]) -> torch.Tensor:
     """mean c_i, each from the client's own file, after as many updates as the server accepted."""
-    problem, kind = spec.task.build((spec.seed,), spec), spec.method.types()[1]
+    problem = spec.task.build((spec.seed,), spec)
     submitted = load_spec(
         APP / "fedspan_flower" / "spec.toml", RunConfig(set=changes(spec)).changes
     )
@@ -250,7 +250,7 @@ def mean_control(spec: Spec, states: Path, rounds: list[dict[str, Any]]) -> torc
                 strict=True,
             )
         )
-        found.append(file.load(accepted, marks[accepted], kind, fingerprint).state.c)
+        found.append(file.load(accepted, marks[accepted], fingerprint).state.c)
     return torch.stack(found).mean(0).flatten()
 
 

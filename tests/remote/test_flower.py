@@ -33,7 +33,7 @@ from fedspan.remote.flower.client import IDENTITY, identify, preparing, reply_to
 from fedspan.remote.flower.records import RunConfig
 
 FLOAT32 = settings(5, torch.float32)
-SSF = {"name": "ssf", "projector": {"name": "gaussian", "rank": 3}, "lr": 0.02, "local_steps": 3}
+SSF = {"name": "ssf", "space": {"name": "gaussian", "rank": 3}, "lr": 0.02, "local_steps": 3}
 
 
 def spec_of(method: dict[str, Any] = SSF, rounds: int = 6, **others: Any) -> Spec:
@@ -122,7 +122,7 @@ def test_every_method_gives_the_simulators_result_and_bytes(name: str, tmp_path:
 
 
 def test_clients_with_the_initial_model_are_not_sent_it(tmp_path: Path) -> None:
-    method = SSF | {"server_momentum": 0.5, "keep_control": True}
+    method = SSF | {"server": {"name": "momentum", "beta": 0.5}}
     spec = spec_of(method, participation={"known_start": True})
     here = run(spec, tmp_path / "here").history[-1]
     there = serve(spec, FakeGrid(spec, tmp_path / "states"), tmp_path / "there").history[-1]
@@ -225,7 +225,10 @@ def test_the_audit_of_a_deployment_tells_what_happened_to_whom(tmp_path: Path, c
     """A silent client, nonsense and a lost state, with a robust aggregator and bound nodes; read by `fedspan audit`."""
     participation = {"aggregator": {"name": "trimmed_mean", "share": 0.4}}
     spec = spec_of(
-        SSF | {"control": "paper"}, rounds=8, clients_per_round=7, participation=participation
+        SSF | {"drift": {"rule": "paper"}},
+        rounds=8,
+        clients_per_round=7,
+        participation=participation,
     )
     faults = {2: lambda *_: None, 10: lambda found, message: spoilt(found, message)}
     grid = Lossy(spec, tmp_path / "states", faults)

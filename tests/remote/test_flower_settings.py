@@ -143,7 +143,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
             empty[0]
     table = {
         "rounds": 3,
-        "method": SSF | {"projector": {"name": "identity"}},
+        "method": SSF | {"space": {"name": "identity"}},
         "task": building.describe(task),
         "batch_size": 5,
     }

@@ -33,10 +33,10 @@ from fedspan.tasks import _text
 
 FLOAT32, COUNTED = settings(8, torch.float32), settings(8, torch.float32, "examples")
 PAGE = Path(__file__).parents[2] / "docs/language-models.md"
-ADAMW = {"optimizer": {"name": "adamw"}, "lr": 0.003}
 METHODS: dict[str, dict[str, Any]] = {
     "ssf": {"name": "ssf", "rank": 0.25},
-    "ssf, moments": {"name": "ssf", "rank": 0.25, "moments": "project", **ADAMW},
+    "ssf, moments": {"name": "ssf", "rank": 0.25, "lr": 0.003}
+    | {"local": {"name": "adamw", "moments": "project"}},
     "scaffold": {"name": "scaffold"},
     "fedit": {"name": "fedit", "rank": 2},
     "ffalora": {"name": "ffalora", "rank": 3},
@@ -83,9 +83,8 @@ def test_clients_that_hold_the_model_are_not_sent_it(name: str, tmp_path: Path) 
     kept = {
         "name": "ssf",
         "rank": 0.25,
-        "keep_control": True,
-        "server_momentum": 0.5,
-        "preconditioner": "rows",
+        "server": {"name": "momentum", "beta": 0.5},
+        "local": "preconditioned",
     }
     table = {
         "rounds": 4, "eval_every": 2, "task": CLASSIFY, "clients_per_round": 2, "batch_size": 8,

@@ -32,6 +32,7 @@ from fedspan.remote.flower.records import read_message, write_message
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain, in_words
+from support.axes import by_axis
 
 METHODS_TRIED = ("ssf", "ssf, tested", "ef", "compressed", "powersgd")
 MANY = {f"a{i}": Array(np.zeros(1, np.float32)) for i in range(5000)}
@@ -65,7 +66,8 @@ def honest(name: str, tmp_path: Path) -> tuple[RemoteTransport, Any, Any, Record
     """(the server's end, a round of one client, its download, the client's honest reply)."""
     name, _, correction = name.partition(", ")
     method = {"name": name, "lr": 0.02, "local_steps": 2} | METHODS[name][0]
-    spec = spec_of(method | ({"correction": correction} if correction else {}), clients_per_round=1)
+    method |= {"correction": correction} if correction else {}
+    spec = spec_of(by_axis(method), clients_per_round=1)
     problem = spec.task.server_problem((spec.seed,), spec)
     agreement = agreement_of(spec, problem)
     transport = RemoteTransport(

@@ -15,7 +15,6 @@ from fedspan import Participation
 from fedspan.checks.bench import start
 from fedspan.checks.channel import remote
 from fedspan.core.spec import Spec
-from fedspan.core.sync import SyncedDown
 from fedspan.costs.plan import price
 from fedspan.methods import SSF, Scaffold
 from fedspan.remote.flower.client import agreement_of
@@ -37,16 +36,15 @@ def test_both_ends_agree_and_count_the_same_bytes(
     assert not apart.events
     assert torch.equal(model(apart), model(plain))
     np.testing.assert_array_equal(apart.ledger.down, here.ledger.down)
-    if issubclass(method.types()[2], SyncedDown):
+    if method.logs_changes:
         assert here.ledger.down.sum() < plain.ledger.down.sum()
     else:
         assert here.ledger.down.sum() == plain.ledger.down.sum()
 
 
-@pytest.mark.parametrize("keep_control", [False, True])
-def test_a_new_client_is_sent_the_changes_of_all_rounds_or_the_model(keep_control: bool) -> None:
+def test_a_new_client_is_sent_the_changes_of_all_rounds_or_the_model() -> None:
     problem = small(torch.float32)
-    method = SSF(rank=2, lr=0.01, local_steps=2, correction="always", keep_control=keep_control)
+    method = SSF(rank=2, lr=0.01, local_steps=2, drift="controls")
     loop = advance(start(method, problem, 1, known_start=True), 30)
     assert (loop.last_round >= 0).all()
     r, d = 2 * 2, problem.layout.size
@@ -61,11 +59,7 @@ def test_a_new_client_is_sent_the_changes_of_all_rounds_or_the_model(keep_contro
         before = again.ledger.down[0].copy()
     probe = 8
     for t, sent in first:
-        changes, full = (
-            (r + 2) * 4 * t if keep_control else r * 4 * t,
-            2 * d * 4 if keep_control else d * 4,
-        )
-        assert sent == min(changes, full) + (0 if keep_control else r * 4) + probe
+        assert sent == min(r * 4 * t, d * 4) + r * 4 + probe
 
 
 def test_a_plan_knows_what_new_clients_are_sent() -> None:

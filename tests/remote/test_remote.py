@@ -38,12 +38,8 @@ def test_the_servers_copy_of_a_state_is_the_clients(
 
 def state_of(channel: LocalChannel, end: RemoteTransport, client: int) -> Any:
     """A client's state from its own file."""
-    kind, fingerprint = channel.method.types()[1], end.agreement.fingerprint
-    return (
-        channel.client(client)
-        .state_file.load(int(end.accepted[client]), int(end.marks[client]), kind, fingerprint)
-        .state
-    )
+    file, fingerprint = channel.client(client).state_file, end.agreement.fingerprint
+    return file.load(int(end.accepted[client]), int(end.marks[client]), fingerprint).state
 
 
 def controls(channel: LocalChannel, end: RemoteTransport) -> torch.Tensor:
@@ -56,7 +52,7 @@ def controls(channel: LocalChannel, end: RemoteTransport) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("client", "words"),
     [
-        ({"refresh": 2}, "method.refresh is 2 on the client and 1 on the server"),
+        ({"refresh": 2}, "method.space.refresh is 2 on the client and 1 on the server"),
         (
             {"training": {"weight_decay": 0.1}},
             "training.weight_decay is 0.1 on the client and the default on the",

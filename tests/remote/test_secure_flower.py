@@ -80,7 +80,7 @@ def test_silence_at_a_question_is_an_event(
     ("method", "config", "words"),
     [
         (SSF, {}, "'backup' is true.* set it to false"),
-        (SSF | {"extrapolate": True}, {"backup": False}, "leave out `extrapolate`"),
+        (SSF | {"server": "fedexp"}, {"backup": False}, "leave out .* server = 'fedexp'"),
         (
             {"name": "ef", "lr": 0.02, "local_steps": 3},
             {"backup": False},

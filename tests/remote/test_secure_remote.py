@@ -76,13 +76,13 @@ def plain(
     ("name", "settings", "weighted"),
     [
         ("ssf", SSF, True),
-        ("ssf", SSF | {"momentum": 0.5, "refresh": 3, "moments": "keep"}, False),
+        ("ssf", SSF | {"momentum": 0.5, "refresh": 3, "moments": "project"}, False),
         ("subavg", SSF, True),
         ("fedavg", {}, False),
         ("scaffold", {}, True),
         (
             "fedsub",
-            {"projector": {"name": "identity"}, "server_momentum": 0.5},
+            {"projector": {"name": "identity"}},
             False,
         ),  # its log holds what it adds
     ],
@@ -227,7 +227,7 @@ def test_the_server_receives_nothing_that_it_could_read(
     )
     headers = " ".join(str(reply.header()) for reply in received)
     replies = [
-        reply.arrays["a"].reshape(-1) for _, reply in open_channel.messages if reply is not None
+        reply.arrays["v"].reshape(-1) for _, reply in open_channel.messages if reply is not None
     ]
     readable = 0
     for a in replies:

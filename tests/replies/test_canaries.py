@@ -9,7 +9,6 @@ Pearson's confidence intervals. The threshold is chosen on one half of the train
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ from fedspan.replies.noise import Mechanism
 DELTA, CANARY, KEY = 1e-3, 6, bytes(32)
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {},
-    "scaffold": {"uplink": "control"},
+    "scaffold": {},
     "ssf": {"projector": {"name": "coordinate", "rank": 6}, "correction": "always"},
     "subavg": {"projector": {"name": "coordinate", "rank": 6}, "server_momentum": 0.5},
 }
@@ -213,7 +212,7 @@ def test_it_refutes_noise_inside_the_clients_controls(monkeypatch: pytest.Monkey
             name: part + scale * torch.randn(part.shape, dtype=part.dtype)
             for name, part in payload(up).items()
         }
-        return dataclasses.replace(up, **parts), norm
+        return up.replace(**parts), norm
 
     few: dict[str, Any] = {
         "rounds": 8,

@@ -17,6 +17,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
 from fedspan.core.projector import draw
 from fedspan.core.round import Round
+from fedspan.methods import FedAvg
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
@@ -128,13 +129,21 @@ def test_each_example_has_its_own_augmentation() -> None:
     assert len(set(drawn)) == len(drawn) == 3 * 3 * 20  # clients, steps, examples
 
 
+class Whole(FedAvg):
+    """Looks at all of a client's data at once."""
+
+    def client_step(self, client: Any, down: Any, f: Any, rnd: Any) -> Any:
+        f.full_grad(down.x)
+        return super().client_step(client, down, f, rnd)
+
+
 def test_refusals() -> None:
     with pytest.raises(SpecError, match="give `noise`"):
         Privacy(level="example", clip=1.0, epsilon=8)
     with pytest.raises(SpecError, match="is for level 'client'"):
         Privacy(level="example", clip=1.0, noise=1.0, leak=0.1)
-    with pytest.raises(SpecError, match="option 'II'"):
-        fit(method=build("scaffold", option="I", uplink="classic"))
+    with pytest.raises(SpecError, match="use those of mini-batches"):
+        fit(method=Whole(lr=0.1))
     with pytest.raises(
         SpecError, match=r"`delta` 0.1 is not below 1/20: .* one of 20 examples of a client"
     ):

@@ -17,7 +17,7 @@ from fedspan.core.spec import Spec
 
 PRIVATE: dict[str, Any] = RUN | {"participation": {"weights": "uniform"}, "rounds": 2}
 SETTINGS = Privacy(clip=1.0, noise=1.0, leak=0.1)
-SSF: dict[str, Any] = {"name": "ssf", "lr": 0.1, "projector": {"name": "coordinate", "rank": 4}}
+SSF: dict[str, Any] = {"name": "ssf", "lr": 0.1, "space": {"name": "coordinate", "rank": 4}}
 
 
 @pytest.mark.parametrize(
@@ -63,24 +63,16 @@ def test_wrong_values(own: dict[str, Any], words: str) -> None:
             "callback TrainingLoss looks at the clients' data",
         ),
         (
-            {"method": SSF | {"extrapolate": True}},
-            "`privacy` .* ssf with these settings needs each reply.* leave out `extrapolate`",
+            {"method": SSF | {"server": "fedexp"}},
+            "`privacy` .* ssf with these settings needs each reply.* server = 'fedexp'",
         ),
         (
-            {"method": SSF | {"compressor": {"name": "topk", "k": 2}}},
-            "ssf with these settings needs each reply.* leave out `compressor`",
+            {"method": SSF | {"uplink": {"name": "topk", "k": 2}}},
+            "ssf with these settings needs each reply.* leave out a coded `uplink`",
         ),
         (
-            {"method": SSF | {"keep_control": True}},
-            "`keep_control` True of ssf is not for `privacy`",
-        ),
-        (
-            {"method": {"name": "scaffold", "lr": 0.1}},
-            "`uplink` 'one' of scaffold .* set it to 'control'",
-        ),
-        (
-            {"method": {"name": "ef", "lr": 0.1, "compressor": TOPK}},
-            "ef with these settings needs each reply.* leave out `compressor`",
+            {"method": {"name": "ef", "lr": 0.1, "uplink": {"compressor": TOPK}}},
+            "ef with these settings needs each reply.* leave out a coded `uplink`",
         ),
         (
             {"method": {"name": "powersgd", "lr": 0.1}},
@@ -100,9 +92,9 @@ def test_with_privacy_nothing_is_tested_and_all_clients_correct() -> None:
     result = fedspan.run(
         PRIVATE | {"method": SSF, "privacy": {"clip": 1.0, "noise": 1.0}}, progress=False
     )
-    assert result.spec["method"]["correction"] == "always"
+    assert result.spec["method"]["drift"]["correction"] == "always"
     assert "correction_test" not in result.history[-1]
-    with pytest.raises(SpecError, match="`correction` 'tested' of ssf is not for `privacy`"):
+    with pytest.raises(SpecError, match="`drift.correction` 'tested' of ssf is not for `privacy`"):
         refusals.check(planned(build("ssf")))
 
 

@@ -27,7 +27,7 @@ from fedspan.replies.chain import Chain
 from fedspan.replies.fixed_point import FixedPoint
 from fedspan.replies.noise import Mechanism
 
-SSF = {"name": "ssf", "projector": {"name": "coordinate", "rank": 4}, "correction": "always"}
+SSF = {"name": "ssf", "space": {"name": "coordinate", "rank": 4}, "drift": "controls"}
 SECURE = {"secure": True, "secure_bits": 64}
 
 

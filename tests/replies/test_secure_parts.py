@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ pytest.importorskip(
 
 from test_secure_attacks import at
 
-from fedspan.core import wire
+from fedspan.core.errors import ProtocolError
 from fedspan.replies.secure import client as secure_client
 from fedspan.replies.secure import shares as secure_shares
 from fedspan.replies.secure.keys import (
@@ -85,14 +84,14 @@ def test_a_mask_is_the_same_in_one_piece_or_many(dtype: Any) -> None:
 
 def test_a_session_survives_storage() -> None:
     sessions, messages, _ = at("unmask")
-    stored: Any = wire.unpack(
-        secure_client.Session, {k: v.clone() for k, v in wire.pack(sessions[1]).items()}
-    )
+    stored = secure_client.Session.of({k: v.clone() for k, v in sessions[1].arrays().items()})
     first, second = (
         secure_client.unmask(one, messages[1])[1]["shares"] for one in (sessions[1], stored)
     )
     assert torch.equal(first, second)
-    assert replace(stored, answered=4).answered == 4
+    assert (stored.answered, stored.client) == (sessions[1].answered, sessions[1].client)
+    with pytest.raises(ProtocolError, match="is damaged"):
+        secure_client.Session.of({"answered": torch.tensor([1])})
 
 
 # Signed keys.

@@ -31,14 +31,14 @@ COORDINATES = {"projector": {"name": "coordinate", "rank": 4}}
 FINE = Privacy(secure=True, secure_bits=64)
 SUMMED: list[tuple[str, dict[str, Any]]] = [
     ("ssf", COORDINATES),
-    ("ssf", COORDINATES | {"momentum": 0.5, "refresh": 3, "moments": "keep"}),
-    ("ssf", COORDINATES | {"keep_control": True, "server_momentum": 0.5}),
+    ("ssf", COORDINATES | {"momentum": 0.5, "refresh": 3, "moments": "project"}),
+    ("ssf", COORDINATES | {"server_momentum": 0.5}),
     ("ssf", COORDINATES | {"correction": "tested"}),
     ("subavg", COORDINATES),
     ("fedavg", {}),
     ("fedadam", {}),
     ("scaffold", {}),
-    ("scaffold", {"uplink": "classic"}),
+    ("scaffold", {"momentum": 0.5}),
     ("fedsub", {"projector": {"name": "coordinate", "rank": 4}}),
 ]
 
@@ -117,12 +117,12 @@ def test_the_bytes_are_those_of_the_protocol() -> None:
         ({"name": "doublesqueeze"}, {}, "doublesqueeze with these settings needs each reply"),
         ({"name": "powersgd"}, {}, "powersgd with these settings needs each reply"),
         (
-            {"name": "scallion", "compressor": {"name": "randk", "k": 0.3}},
+            {"name": "scallion"},
             {},
-            "leave out `compressor`",
+            "leave out a coded `uplink`",
         ),
-        ({"name": "ssf", "extrapolate": True}, {}, "leave out `extrapolate`"),
-        ({"name": "ssf", "compressor": {"name": "topk", "k": 0.5}}, {}, "leave out `compressor`"),
+        ({"name": "ssf", "server": "fedexp"}, {}, "server = 'fedexp'"),
+        ({"name": "ssf", "uplink": {"name": "topk", "k": 0.5}}, {}, "leave out a coded `uplink`"),
         ({"name": "fedavg"}, {"clients_per_round": 2}, "hides nobody among 2 clients"),
         (
             {"name": "fedavg"},

@@ -143,7 +143,7 @@ def test_values_outside_the_range_are_clipped_and_counted() -> None:
     """The count is itself part of the sum; the reply as it counts has the clipped values."""
     fixed = FixedPoint.of(Privacy(secure=True))
     payload = Payload.of(
-        fixed, {"a": torch.zeros(1, 1, 3), "b": torch.zeros(1, 1, 1, dtype=torch.float64)}, object
+        fixed, {"a": torch.zeros(1, 1, 3), "b": torch.zeros(1, 1, 1, dtype=torch.float64)}, {}
     )
     whole, counted = payload.encode(
         {"a": torch.tensor([[[9.0, -1e30, 0.3]]]), "b": torch.tensor([[[1.0]]])}
@@ -155,12 +155,12 @@ def test_values_outside_the_range_are_clipped_and_counted() -> None:
     with pytest.raises(ProtocolError, match="not finite"):
         payload.encode({"a": torch.full((1, 1, 3), float("nan")), "b": torch.ones(1, 1, 1)})
     with pytest.raises(SpecError, match="real numbers"):
-        Payload.of(fixed, {"a": torch.zeros(3, dtype=torch.int64)}, object)
+        Payload.of(fixed, {"a": torch.zeros(3, dtype=torch.int64)}, {})
 
 
 def test_weights_are_applied_by_the_clients() -> None:
     fixed = FixedPoint.of(Privacy(secure=True, secure_bits=64))
-    payload = Payload.of(fixed, {"a": torch.zeros(1, 1, 4, dtype=torch.float64)}, object)
+    payload = Payload.of(fixed, {"a": torch.zeros(1, 1, 4, dtype=torch.float64)}, {})
     values, weights = torch.randn(3, 1, 1, 4, dtype=torch.float64), [0.5, 1.0, 1.7]
     rows = [payload.encode({"a": v}, w) for v, w in zip(values, weights, strict=True)]
     mean, _ = payload.decode(rows[0][0] + rows[1][0] + rows[2][0], sum(weights), 3)

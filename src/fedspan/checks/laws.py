@@ -62,6 +62,14 @@ def axes(method: Method) -> None:
     """States and replies have the axes (runs, clients, size)."""
     problem = small(seeds=(5, 6))
     loop = start(method, problem)
+    first = ", ".join(vars(method.init_client(problem.x0, problem.layout))) or "none"
+    with torch.inference_mode():
+        rnd = loop._round()
+        down, state = method.broadcast(loop.server, rnd), cohort_state(loop, rnd)
+        state, _ = method.client_step(state, down, problem.cohort(rnd), rnd)
+    later = ", ".join(vars(state)) or "none"
+    words = f"client_step returns a state with {later}, init_client with {first}"
+    hold(set(later.split(", ")) == set(first.split(", ")), words)
     advance(loop, 3)  # the loop checks the shape of x
     _, up = replied(loop)
     for where, arrays, axes in (

@@ -15,7 +15,10 @@ class Bundle:
     """Named parts that do not change: `Bundle(x=x, c=c).c`. A part that is None is left out."""
 
     def __init__(self, **parts: Any) -> None:
-        self.__dict__.update({name: part for name, part in parts.items() if part is not None})
+        own = self.__dict__
+        for name, part in parts.items():
+            if part is not None:
+                own[name] = part
 
     def __getattr__(self, name: str) -> Any:
         has = ", ".join(vars(self)) or "none"

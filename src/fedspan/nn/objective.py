@@ -182,7 +182,7 @@ class TorchObjective(Objective):
         problem = self.problem
         if problem.privacy is not None:
             raise SpecError(
-                "a gradient over all of a client's data has no noise; with `privacy` use option 'II'"
+                "a gradient over all of a client's data has no noise; with `privacy` use those of mini-batches"
             )
         source = problem.client_data[self.client]
         size = batch_size_of(source, problem.batch_size)
