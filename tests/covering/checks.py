@@ -21,8 +21,9 @@ import fedspan
 from fedspan.api.step_size import built
 from fedspan.checks.bench import Scripted, advance
 from fedspan.checks.channel import LocalChannel, agree, ids_of
+from fedspan.core.building import describe
 from fedspan.core.config import Engine
-from fedspan.core.spec import Spec
+from fedspan.core.spec import Spec, with_values
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.client import RemoteClient
@@ -296,10 +297,18 @@ LOST = {(1, 1), (3, 0)}  # (round, place)
 
 
 def _parts(case: Case, plain: Any) -> tuple[Any, ...]:
-    found = {} if plain.lr_search is None else plain.lr_search["values"]
-    spec = dataclasses.replace(case.spec, method=dataclasses.replace(case.spec.method, **found))
+    spec = Spec.from_table(with_values(case.spec.table(), _steps(plain)))
     method, problem, per_round = built(spec)
     return spec, method, problem, per_round, Chain.of(spec, method, problem.clients, per_round)
+
+
+def _steps(result: Any) -> dict[str, Any]:
+    """The step sizes that were found, as settings."""
+    values = {} if result.lr_search is None else dict(result.lr_search["values"])
+    found = {"method.lr": values["lr"]} if values else {}
+    if "server_lr" in values:
+        found["method.server"] = {"name": "mean", "lr": values["server_lr"]}
+    return found
 
 
 def _loop(case: Case, parts: tuple[Any, ...], transport: Any) -> Loop:
@@ -391,10 +400,7 @@ def epochs_as_steps(case: Case) -> None:
 
 def found_rate(case: Case) -> None:
     """A run whose step size was found is the run with that step size."""
-    found = {
-        f"method.{name}": json.dumps(value)
-        for name, value in case.result.lr_search["values"].items()
-    }
+    found = {name: json.dumps(value) for name, value in _steps(case.result).items()}
     same(case.run(more=found), case.result)
 
 
@@ -404,9 +410,7 @@ def private_without_noise(case: Case) -> None:
         "privacy": json.dumps({"clip": 1e9, "noise": 0.0}),
         "participation.weights": '"uniform"',
     }
-    plain = (
-        {"method.correction": json.dumps(case.spec.method.correction)} if _corrects(case) else {}
-    )
+    plain = _drift(case)
     one, other = (
         case.run(without=("clients_per_round", *gone), more=more)
         for gone, more in (
@@ -417,16 +421,16 @@ def private_without_noise(case: Case) -> None:
     close(flat(one)[0], flat(other)[0], case.precision)
 
 
-def _corrects(case: Case) -> bool:
-    return hasattr(case.spec.method, "correction")
+def _drift(case: Case) -> Row:
+    """The correction of a private run, which tests nothing."""
+    drift = getattr(case.spec.method, "drift", None)
+    return {} if drift is None else {"method.drift": json.dumps(describe(drift))}
 
 
 def private_examples_without_noise(case: Case) -> None:
     """Privacy of examples without noise and with a clip that none reaches is a plain run on full batches."""
     free = {"privacy": json.dumps({"level": "example", "clip": 1e9, "noise": 0.0})}
-    plain = (
-        {"method.correction": json.dumps(case.spec.method.correction)} if _corrects(case) else {}
-    )
+    plain = _drift(case)
     ways = (("engine.simulate",), FULL | free), (("engine.simulate", "privacy"), FULL | plain)
     one, other = (case.run(without=gone, more=more) for gone, more in ways)
     close(flat(one)[0], flat(other)[0], case.precision)
@@ -439,13 +443,14 @@ def plain_mean(case: Case) -> None:
 
 def identity_codes(case: Case) -> None:
     """Codes that leave everything as it is change nothing."""
-    for name in ("compressor", "down_compressor"):
-        if hasattr(case.spec.method, name):
-            with contextlib.suppress(fedspan.FedspanError):  # not with secure sums and aggregators
-                coded = case.run(more={f"method.{name}": '{"name": "identity"}'})
-                close(
-                    flat(coded)[0], flat(case.run(without=(f"method.{name}",)))[0], case.precision
-                )
+    whole = {"name": "identity"}
+    both = {"name": "coded", "compressor": whole, "control": whole}
+    for axis, coded, plain in (("uplink", whole, "plain"), ("downlink", both, "changes")):
+        with contextlib.suppress(fedspan.FedspanError):  # not with secure sums and aggregators
+            one, other = (
+                case.run(more={f"method.{axis}": json.dumps(choice)}) for choice in (coded, plain)
+            )
+            close(flat(one)[0], flat(other)[0], case.precision)
 
 
 # --- which equivalences hold for which rows ---
@@ -496,7 +501,7 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
         and _alike(case),
         plain_mean: ROBUST in case.row
         and not isinstance(method.lr, str),  # the search may find none without it
-        identity_codes: hasattr(method, "down_compressor"),
+        identity_codes: hasattr(method, "downlink") and not isinstance(method.lr, str),
     }
     return [check for check, applies in checks.items() if applies]
 
@@ -504,7 +509,8 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
 def _homogeneous(case: Case) -> bool:
     """Whether a method is linear in its gradients, up to rounding that knows no unit."""
     method, values = case.spec.method, case.values
-    unit = any(hasattr(method, name) for name in ("tau", "mu2")) or values["method.name"] == "fedit"
+    server = getattr(method, "server", None)
+    unit = hasattr(server, "tau") or values["method.name"] == "fedit"
     return (
         case.spec.privacy is None
         and not unit
@@ -527,4 +533,4 @@ def _alike(case: Case) -> bool:
 
 
 def _no_download(method: Any) -> dict[str, Any]:
-    return {"down_compressor": None} if hasattr(method, "down_compressor") else {}
+    return {"downlink": "full"} if hasattr(method, "downlink") else {}

@@ -24,20 +24,10 @@ VALUES: dict[str, list[Any]] = {
     "method.lr": ["auto", "search"],
     "method.local_steps": [1, 3],
     "method.server_lr": [0.7],
-    "method.momentum": [0.5],
     "method.warmup": [2],
     "method.milestones": [[0.2, 0.6]],
     "method.gamma": [0.5],
     "method.rank": [3, {"*": 0.5}],
-    "method.refresh": [2],
-    "method.rank_boost": [2.0],
-    "method.server_momentum": [0.5],
-    "method.beta": [0.5],
-    "method.beta1": [0.5],
-    "method.beta2": [0.8],
-    "method.eps": [0.3],
-    "method.tau": [0.1],
-    "method.mu": [1.0],
     "method.alpha": [0.5],
     "batch_size": [3, "full"],
     "epochs": [1.0],
@@ -69,16 +59,32 @@ VALUES: dict[str, list[Any]] = {
     "search.share": [0.5],
     "search.start": [0.1],
 }
+TOPK, SIGN, IDENTITY = {"name": "topk", "k": 0.3}, {"name": "sign"}, {"name": "identity"}
+SIX_BITS = {"name": "qsgd", "bits": 6}
 # What the settings of a choice are where its defaults do not do.
 NEEDED: dict[str, dict[str, Any]] = {
     "projector": {"rank": 0.4},
-    "compressor.topk": {"k": 0.3},
+    "compressor.topk": TOPK,
     "compressor.randk": {"k": 0.3},
     "compressor.compose": {
-        "outer": {"name": "qsgd", "levels": 31},
+        "outer": SIX_BITS,
         "inner": {"name": "topk", "k": 0.5},
     },
     "optimizer.adamw": {"beta1": 0.5, "beta2": 0.8, "eps": 1e-3, "decay": 0.1},
+    "optimizer.preconditioned": {"beta2": 0.8, "eps": 0.3},
+    "optimizer.sgd": {"momentum": 0.5},
+    "drift.proximal": {"mu": 1.0},
+    "uplink.code": {"compressor": SIX_BITS, "alpha": 0.5},
+    "uplink.ef21": {"compressor": TOPK},
+    "uplink.feedback": {"compressor": TOPK},
+    "uplink.running_mean": {"beta": 0.5, "compressor": SIGN},
+    "server.adagrad": {"lr": 0.05, "beta1": 0.5, "tau": 0.1},
+    "server.adam": {"lr": 0.05, "beta1": 0.5, "beta2": 0.8, "tau": 0.1},
+    "server.yogi": {"lr": 0.05, "beta1": 0.5, "beta2": 0.8, "tau": 0.1},
+    "server.fedexp": {"lr": 0.7},
+    "server.mean": {"lr": 0.7},
+    "server.momentum": {"beta": 0.5, "lr": 0.7},
+    "downlink.coded": {"compressor": SIGN, "control": SIX_BITS},
     "callback.checkpoint": {"every": 2, "keep": 1, "log_dir": DIR},
     "callback.csv": {"log_dir": DIR},
     "callback.early_stopping": {"metric": "loss", "mode": "min", "patience": 1, "min_delta": 1e9},
@@ -90,10 +96,20 @@ EXTRA = ("tensorboard", "wandb")  # callbacks whose packages the tests do withou
 MORE: dict[str, list[dict[str, Any]]] = {
     "compressor": [
         {"name": "natural", "bits": 5},
-        {"name": "qsgd", "levels": 31, "bucket": 5},
+        SIX_BITS | {"bucket": 5},
         {"name": "sign", "bucket": 5},
     ],
-    "optimizer": [{"name": "sgd", "momentum": 0.5}],
+    "optimizer": [{"name": "sgd"}],
+    "projector": [
+        {"name": name, "rank": 0.4, "refresh": 2}
+        for name in ("coordinate", "cycle", "gaussian", "hadamard")
+    ],
+    "drift": [{"name": "controls", "correction": "tested", "rule": "paper"}],
+    "uplink": [
+        {"name": "code", "compressor": {"name": "randk", "k": 0.3}, "alpha": "unbiased"},
+        {"name": "running_mean", "beta": 0.5},
+    ],
+    "downlink": [SIX_BITS, TOPK, IDENTITY, {"name": "natural", "unbiased": False}],
     "aggregator": [
         {"name": "centered_clipping", "radius": 0.5, "steps": 2},
         {"name": "geometric_median", "smoothing": 1e-3, "steps": 50},
@@ -201,6 +217,8 @@ def _choices(kind: str) -> list[dict[str, Any]]:
                     base | {field.name: one} for one in _levels("", hint) if one != field.default
                 ]
     found += MORE.get(kind, [])
+    if kind == "uplink":
+        found += _choices("compressor")
     for name, cls in registry.choices(kind).items():
         there = {field for one in found if one["name"] == name for field in one}
         missing = {field.name for field in registry.settings(cls)} - there

@@ -31,6 +31,7 @@ from fedspan.remote import flower
 from fedspan.remote.flower import records, server
 from fedspan.remote.flower.client import IDENTITY, identify, preparing, reply_to
 from fedspan.remote.flower.records import RunConfig
+from support.axes import by_axis
 
 FLOAT32 = settings(5, torch.float32)
 SSF = {"name": "ssf", "space": {"name": "gaussian", "rank": 3}, "lr": 0.02, "local_steps": 3}
@@ -106,7 +107,8 @@ def events_of(result: Result) -> list[str]:
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_gives_the_simulators_result_and_bytes(name: str, tmp_path: Path) -> None:
-    spec = spec_of({"name": name, "lr": 0.02, "local_steps": 3} | METHODS[name][0])
+    method = {"name": name, "lr": 0.02, "local_steps": 3} | METHODS[name][0]
+    spec = spec_of(by_axis(method))
     here = run(spec, tmp_path / "here").history[-1]
     there = serve(spec, FakeGrid(spec, tmp_path / "states"), tmp_path / "there").history[-1]
     assert there["rel_err"] == pytest.approx(here["rel_err"], rel=1e-6)
@@ -189,20 +191,20 @@ FAULTS: dict[str, tuple[Any, str]] = {
     ),
     "silence": (lambda _, __: None, "no reply in time"),
     "nan": (
-        lambda f, m: spoilt(f, m, a=Array(np.full((1, 1, 6), np.nan, np.float32))),
+        lambda f, m: spoilt(f, m, v=Array(np.full((1, 1, 6), np.nan, np.float32))),
         "not finite",
     ),
     "huge": (
-        lambda f, m: spoilt(f, m, a=Array(np.zeros((1, 1, 90000), np.float32))),
+        lambda f, m: spoilt(f, m, v=Array(np.zeros((1, 1, 90000), np.float32))),
         "bytes of arrays",
     ),
     "lying": (lying, "but holds"),
     "text": (
-        lambda f, m: spoilt(f, m, a=Array("float32", (6,), "numpy.ndarray", b"six")),
+        lambda f, m: spoilt(f, m, v=Array("float32", (6,), "numpy.ndarray", b"six")),
         "not in NumPy's format",
     ),
     "version": (of_another_version, "speaks protocol 7 (fedspan 9.9)"),
-    "type": (lambda f, m: spoilt(f, m, a=Array(np.zeros((1, 1, 6), np.complex64))), "<c8"),
+    "type": (lambda f, m: spoilt(f, m, v=Array(np.zeros((1, 1, 6), np.complex64))), "<c8"),
     "foreign": (
         lambda _, m: Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=m),
         "not one of fedspan's",
@@ -213,7 +215,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults_on_the_grid_are_events(kind: str, tmp_path: Path) -> None:
     fault, words = FAULTS[kind]
-    spec = spec_of(SSF | {"correction": "always"})  # whose replies are `a` alone
+    spec = spec_of(SSF | {"drift": "controls"})  # whose replies are `v` alone
     result = serve(spec, Lossy(spec, tmp_path / "states", {2: fault, 7: fault}), tmp_path / "out")
     events = events_of(result)
     assert len(events) == 2

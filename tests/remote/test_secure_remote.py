@@ -45,7 +45,7 @@ def secure(
     """A run of four clients per round."""
     privacy = options.pop("secure", FINE)
     chain = Chain(method, secure=privacy)
-    loop, channel, end = remote(method, problem, states_dir, chain, backup=False, **options)
+    loop, channel, end = remote(method, problem, states_dir, chain=chain, backup=False, **options)
     weighted = problem.weights is not None
     channel.kind = functools.partial(RemoteClient, secure=privacy, weighted=weighted)
     loop.clients_per_round = 4

@@ -22,7 +22,7 @@ def command(
     ],
     change: Changes = None,
 ) -> int:
-    """Check a method, projector, compressor or aggregator of yours, or a choice on an axis of methods.
+    """Check a method of yours, or a part of one.
 
     A method is tried in the simulator and with a server and clients that exchange messages, with lost, repeated and
     unanswered ones. A drift, uplink, server or downlink is tried in fedavg, scaffold, subavg and ssf. --set gives
