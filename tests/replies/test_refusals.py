@@ -94,7 +94,9 @@ def test_with_privacy_nothing_is_tested_and_all_clients_correct() -> None:
     )
     assert result.spec["method"]["drift"]["correction"] == "always"
     assert "correction_test" not in result.history[-1]
-    with pytest.raises(SpecError, match=r"`drift\.correction` 'tested' of ssf is not for `privacy`"):
+    with pytest.raises(
+        SpecError, match=r"`drift\.correction` 'tested' of ssf is not for `privacy`"
+    ):
         refusals.check(planned(build("ssf")))
 
 

@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Regenerate a study: tables, figures and one page.
 
-    STUDY is toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes or control. Runs that have finished are kept.
+    STUDY is toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes or control. Finished runs are kept.
     """
     from fedspan.cli._tables import console
     from fedspan.study import conduct
