@@ -1,4 +1,4 @@
-"""How heavy the house is: code tokens, classes, refusals of combinations, and files that a round and a comparison cross.
+"""How heavy the house is: code tokens, classes, refusals of combinations, files that a round and a comparison cross.
 
     python benchmarks/house.py
 
@@ -79,7 +79,7 @@ def before_first_run() -> int:
         path = Path(frame.f_code.co_filename)
         if event != "call" or walk.ROOT not in path.parents:
             return
-        if path.name == "loop.py" and frame.f_code.co_name == "rows":
+        if path.name == "run.py" and path.parent.name == "api":
             raise _Began
         if frame.f_code.co_name != "<module>" and path.name != "namespace.py":
             seen.add(str(path.relative_to(walk.ROOT)))

@@ -74,8 +74,7 @@ CASES: list[dict[str, Any]] = [
 ]
 STUDIES = ["toy", "mnist", "cifar100", "nlp", "options", "preconditioner", "privacy", "bytes"]
 ROUNDS = 40
-METHODS = (
-    """
+METHODS = """
 import json, sys, warnings
 import fedspan
 warnings.simplefilter("ignore")
@@ -88,21 +87,19 @@ for case in json.loads(sys.argv[1]):
     table = {"lr": 0.02, "local_steps": 3, **translate(case)}
     table["lr"] = 0.005 if "optimizer" in case else 0.02
     task = {"name": "regression", "clients": 7, "dim": 10, "outputs": 3, "samples": 12}
-    spec = {"rounds": %d, "eval_every": 5, "batch_size": 4, "clients_per_round": 3, "dtype": "float64",
+    spec = {"rounds": int(sys.argv[3]), "eval_every": 5, "batch_size": 4, "clients_per_round": 3, "dtype": "float64",
             "method": table, "task": task, "seed": 3}
     result = fedspan.run(spec, progress=False)
     keep = lambda row: {k: v for k, v in row.items() if isinstance(v, float | int) and k != "seconds"}
     found.append([keep(row) for row in result.runs[0]])
 print(json.dumps(found))
 """
-    % ROUNDS
-)
 
 
 def histories(checkout: Path, axes: bool) -> list[list[dict[str, float]]]:
     """Run all cases in a checkout."""
     tests = str(Path(__file__).parents[1] / "tests") if axes else ""
-    given = [sys.executable, "-c", METHODS, json.dumps(CASES), tests]
+    given = [sys.executable, "-c", METHODS, json.dumps(CASES), tests, str(ROUNDS)]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(given, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

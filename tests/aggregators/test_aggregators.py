@@ -32,6 +32,7 @@ from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.replies.chain import Chain
+from support.axes import by_axis
 
 # One or more settings of every registered aggregator; one without an entry fails the suite.
 AGGREGATORS: dict[str, list[dict[str, Any]]] = {
@@ -267,7 +268,7 @@ def test_honest_clients_with_controls_learn_under_a_robust_aggregator(
         name: [
             line["loss"]
             for line in fedspan.run(
-                run | {"method": {"name": name} | step | own}, progress=False
+                run | {"method": by_axis({"name": name} | step | own)}, progress=False
             ).history
         ]
         for name, own in methods.items()
@@ -286,10 +287,11 @@ def test_methods_that_add_up_replies_are_refused_with_the_reason(
     """c = mean c_i needs every reply in full: what an aggregator leaves out would be missing for ever."""
     with pytest.raises(
         SpecError,
-        match=f"'median' is not for {name} .* missing for ever.* ssf with control = 'paper'",
+        match=f"'median' is not for {name} .* missing for ever.*rule *= *['\"]paper",
     ):
         fedspan.run(
-            RUN | {"method": {"name": name} | own, "participation": {"aggregator": "median"}},
+            RUN
+            | {"method": by_axis({"name": name} | own), "participation": {"aggregator": "median"}},
             progress=False,
         )
 
@@ -307,7 +309,7 @@ def test_methods_that_add_up_replies_are_refused_with_the_reason(
 def test_methods_that_need_single_replies_are_refused_by_name(
     name: str, own: dict[str, Any]
 ) -> None:
-    method = {"name": name, "lr": 0.02, "local_steps": 3} | own
+    method = by_axis({"name": name, "lr": 0.02, "local_steps": 3} | own)
     with pytest.raises(SpecError, match=f"`participation.aggregator` 'median' .* {name} "):
         fedspan.run(
             RUN | {"method": method, "participation": {"aggregator": "median"}}, progress=False

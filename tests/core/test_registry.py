@@ -42,7 +42,7 @@ TAKES = [
     for of in ("method", *PARTS)
     for name, cls in registry.choices(of).items()
     if cls.__module__.startswith("fedspan.")
-    for field, kind in building._choice_fields(cls)
+    for field, kind, _ in building._choice_fields(cls)
     if kind in PARTS
 ]
 

@@ -26,6 +26,7 @@ from fedspan.costs.plan import client_memory, plan, shapes
 from fedspan.huggingface.checkpoints import load_model
 from fedspan.huggingface.lora import stepper
 from fedspan.nn.problem import TorchProblem
+from support.axes import by_axis
 
 pytestmark = pytest.mark.usefixtures("data")
 CUT = {"name": "dirichlet", "clients": 4, "alpha": 1.0}
@@ -37,7 +38,7 @@ ADAMW = {"name": "adamw"}
 
 def table(task: dict[str, Any], method: dict[str, Any], **more: Any) -> dict[str, Any]:
     small = {"projection": {"min_numel": 64}} if task["name"] == "classification" else {}
-    own = {"method": {"lr": 0.1, "local_steps": 2} | method, "task": task}
+    own = {"method": by_axis({"lr": 0.1, "local_steps": 2} | method), "task": task}
     return {"rounds": 2, "batch_size": 8, "device": "cpu"} | own | small | more
 
 
@@ -122,7 +123,7 @@ def test_what_a_method_holds_from_step_to_step() -> None:
     layout = problem.layout
 
     def held(name: str, **given: Any) -> Any:
-        method = building.build("method", {"name": name, "lr": 0.1} | given)
+        method = building.build("method", by_axis({"name": name, "lr": 0.1} | given))
         return memory(method, problem), method.footprint(layout).trained
 
     (without, r), (controls, same) = held("subavg", rank=0.25), held("ssf", rank=0.25)
@@ -145,7 +146,7 @@ def test_every_method_has_a_number() -> None:
     problem = dry_of(IMAGES | {"model": "mlp"})
     for name in registry.choices("method"):
         for own in METHODS[name]:
-            method = building.build("method", {"name": name, "lr": 0.1} | own)
+            method = building.build("method", by_axis({"name": name, "lr": 0.1} | own))
             found = memory(method, problem)
             assert min(found.weights, found.gradients, found.activations) > 0, (name, own)
 

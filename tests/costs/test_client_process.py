@@ -13,6 +13,7 @@ from torch import nn
 from conftest import METHODS
 from fedspan import Projection
 from fedspan.core import building, registry, wire
+from fedspan.core.bundle import Bundle
 from fedspan.core.round import Round
 from fedspan.core.spec import Spec
 from fedspan.costs.dry_run import Live
@@ -22,6 +23,7 @@ from fedspan.engine.simulator import Replica, answer
 from fedspan.methods import SSF
 from fedspan.tasks._module import Material
 from fedspan.tasks.custom import Custom
+from support.axes import by_axis
 
 IMAGES = {"name": "classification", "data": "digits", "partition": {"name": "iid", "clients": 3}}
 GAUSSIAN = {"name": "gaussian", "rank": 0.2}
@@ -35,7 +37,11 @@ def spec_of(method: dict[str, Any], **more: Any) -> Spec:
         "task": IMAGES | {"model": "mlp"},
     } | more
     return Spec.from_table(
-        table | {"method": {"lr": 0.1, "local_steps": 2} | method, "projection": {"min_numel": 64}}
+        table
+        | {
+            "method": by_axis({"lr": 0.1, "local_steps": 2} | method),
+            "projection": {"min_numel": 64},
+        }
     )
 
 
@@ -52,16 +58,14 @@ def measured(spec: Spec) -> int:
         gc.collect()
         with Live(torch.device("cpu")) as live:
             with live.pause():  # on disk
-                state = type(client.state)(
-                    **{name: part.clone() for name, part in vars(client.state).items()}
-                )
+                state = Bundle(**{name: part.clone() for name, part in vars(client.state).items()})
                 client = Replica(
                     state, None if client.x is None else client.x.clone(), client.last_round
                 )
             received = {name: array.clone() for name, array in down.items()}
             client, up = answer(method, problem, client, received, rnd)
         peaks.append(live.peak)
-        server = method.server_step(server, wire.unpack(method.types()[3], up), rnd)
+        server = method.server_step(server, wire.unpack(up), rnd)
     return max(peaks)
 
 
@@ -95,7 +99,7 @@ def test_every_method_has_a_peak_above_its_weights() -> None:
     weights = sum(p.nbytes for p in dry.model.parameters())
     for name in registry.choices("method"):
         for own in METHODS[name]:
-            method = building.build("method", {"name": name, "lr": 0.1} | own)
+            method = building.build("method", by_axis({"name": name, "lr": 0.1} | own))
             assert client_peak(method, dry, 2) > 2 * weights, (name, own)
 
 

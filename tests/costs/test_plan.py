@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedspan
-from conftest import advance, every_method, start
+from conftest import advance, build, every_method, start
 from fedspan.api.fit import spec_of
 from fedspan.api.run import run
 from fedspan.cli import _plan_table
@@ -36,7 +36,7 @@ TABLE: dict[str, Any] = {
     "clients_per_round": 3,
     "method": {
         "name": "ssf",
-        "projector": {"name": "gaussian", "rank": 3},
+        "space": {"name": "gaussian", "rank": 3},
         "lr": 0.02,
         "local_steps": 2,
     },
@@ -49,32 +49,20 @@ PLUGIN = '''
 """A plugin whose clients keep a control of d numbers and use it in every step."""
 from dataclasses import dataclass
 import torch
-from fedspan.core.layout import Vector
+from fedspan.core.bundle import Bundle
 from fedspan.core.registry import register
 from fedspan.methods.base import LocalSteps
 
-@dataclass(frozen=True, eq=False)
-class State:
-    x: Vector
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    c: Vector
-
-@dataclass(frozen=True, eq=False)
-class Up:
-    y: Vector
-
 @register
 @dataclass(frozen=True, kw_only=True)
-class Pulled(LocalSteps[State, Kept, State, Up]):
-    def init_server(self, x0, layout): return State(x0)
-    def init_client(self, x0, layout): return Kept(torch.zeros_like(x0))
+class Pulled(LocalSteps):
+    def init_server(self, x0, layout): return Bundle(x=x0)
+    def init_client(self, x0, layout): return Bundle(c=torch.zeros_like(x0))
     def broadcast(self, server, rnd): return server
     def client_step(self, client, down, f, rnd):
         y = self.descend(down.x, f.direction(client.c), self.rate(rnd))
-        return Kept(client.c + y), Up(y)
-    def server_step(self, server, up, rnd): return State(rnd.mean(up.y))
+        return Bundle(c=client.c + y), Bundle(y=y)
+    def server_step(self, server, up, rnd): return Bundle(x=rnd.mean(up.y))
 '''
 
 
@@ -100,7 +88,7 @@ def test_a_plan_is_what_the_run_then_costs() -> None:
 def test_traffic_without_numbers_is_that_of_real_messages(
     name: str, settings: dict[str, Any]
 ) -> None:
-    method = building.build("method", {"name": name, "lr": 0.02, "local_steps": 2} | settings)
+    method = build(name, local_steps=2, **settings)
     planned = cost(method, FlatProblem(LAYOUT, 5, buffers=6), 2, 5, 0)
 
     class Real(FlatProblem):
@@ -122,7 +110,7 @@ def test_traffic_without_numbers_is_that_of_real_messages(
 @pytest.mark.parametrize(("name", "settings"), every_method())
 def test_the_declared_numbers_are_those_that_move(name: str, settings: dict[str, Any]) -> None:
     """The first point that local steps start from, or the change of the adapters that is sent."""
-    method = building.build("method", {"name": name, "lr": 0.02, "local_steps": 1} | settings)
+    method = build(name, local_steps=1, **settings)
     footprint, seen = method.footprint(LAYOUT), []
 
     class Watched(FlatProblem):
@@ -137,12 +125,12 @@ def test_the_declared_numbers_are_those_that_move(name: str, settings: dict[str,
     advance(loop, 1)
     if footprint.adapters is None:
         assert footprint.trained == seen[0]
-        projector = getattr(method, "projector", None)
-        assert projector is None or footprint.trained == draw(projector, LAYOUT, (0,), 0).rank
+        space = getattr(method, "space", None)
+        assert space is None or footprint.trained == draw(space, LAYOUT, (0,), 0).rank
     else:
         assert footprint.trained == loop.server.u.shape[-1]
         assert set(footprint.adapters.ranks) == {"a", "c"}
-    assert footprint.optimizer == method.solver.size(footprint.trained)
+    assert footprint.optimizer == method.local.size(footprint.trained)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("float64", 8)])
@@ -190,17 +178,19 @@ def test_a_plugin_has_a_full_plan(tmp_path: Path) -> None:
 
 
 def test_what_another_method_refuses_is_left_out_of_its_plan() -> None:
-    """SCALLION takes no momentum, and error feedback no rand-k that is unbiased; both are planned all the same."""
+    """Error feedback takes no rand-k that is unbiased, and is planned all the same."""
     method = {
         "name": "compressed",
         "lr": 0.02,
-        "momentum": 0.5,
-        "compressor": {"name": "randk", "k": 6},
+        "local": {"name": "sgd", "momentum": 0.5},
+        "uplink": {"name": "randk", "k": 6},
     }
     found = plan(TABLE | {"method": method})
     assert {row.method for row in found.rows} == set(registry.choices("method"))
     up = {name: found[name].cost.up_round for name in ("compressed", "scallion", "ef", "scaffold")}
-    assert up == {"compressed": 6 * 4, "scallion": 6 * 4, "ef": 2 * 4 + 2, "scaffold": 2 * 24 * 4}
+    moved = 24 * 4  # where steps with momentum end, beside the control
+    coded = {"compressed": 6 * 4, "scallion": 6 * 4 + moved, "ef": 2 * 4 + 2}
+    assert up == coded | {"scaffold": 24 * 4 + moved}
 
 
 def test_a_long_run_is_carried_on_from_its_first_rounds() -> None:

@@ -104,7 +104,7 @@ def test_a_round_is_an_adapter(name: str, projector: Any, tmp_path: Path) -> Non
 
 
 def test_a_round_of_a_run_is_an_adapter_of_the_model_before_it(tmp_path: Path) -> None:
-    """What the server logs of a round is the z of the adapter."""
+    """What the server logs of a round is subtracted from x: −z of the adapter."""
     model = bert()
     projection_rules(model, frozen_modules=["*embeddings*"])
     choices = projection_rules(model)
@@ -116,7 +116,7 @@ def test_a_round_of_a_run_is_an_adapter_of_the_model_before_it(tmp_path: Path) -
     loop = Loop(method, problem, Simulator(method, problem), (4,), 2)
     loop.step()
     P = draw(method.space, problem.layout, (4,), 0)
-    export_round(model, choices, P, loop.server.log.at(0), tmp_path)
+    export_round(model, choices, P, -loop.server.log.at(0), tmp_path)
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(model), str(tmp_path)).eval()
     assert torch.allclose(logits(loaded), moved(model, loop.server.x, problem.layout), atol=1e-5)
 

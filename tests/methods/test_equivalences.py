@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import GAUSSIAN, advance, build, model, small, start
+from conftest import ADAMW, GAUSSIAN, advance, build, model, small, start
 from fedspan.core import building
 
 ROUNDS = 30
@@ -237,6 +237,16 @@ def test_ef21_without_compression_steps_along_everybodys_last_gradient() -> None
         advance(loop, 1)
         assert relative(model(loop), x) < 1e-12
         assert relative(loop.server.h, last.mean(1, keepdim=True)) < 1e-12
+
+
+@pytest.mark.parametrize("settings", [{"momentum": 0.5}, {"optimizer": ADAMW}])
+def test_ef21_estimates_the_mean_step_of_any_optimizer(settings: dict[str, Any]) -> None:
+    """One compressed vector per reply; with everybody and without compression it is FedAvg."""
+    problem = small()
+    ef21, fedavg = build("ef21", compressor=IDENTITY, **settings), build("fedavg", **settings)
+    one, other = (advance(start(method, problem, 7), ROUNDS) for method in (ef21, fedavg))
+    assert relative(model(one), model(other)) < 1e-12
+    assert (one.ledger.up == other.ledger.up).all()
 
 
 def test_qsparse_is_error_feedback_with_another_compressor() -> None:

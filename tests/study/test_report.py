@@ -216,10 +216,8 @@ def test_a_row_without_the_metric_is_a_gap(tmp_path: Path) -> None:
         {k: v for k, v in row.items() if k != "loss"} | {"round": 1},
         row | {"round": 2, "loss": 1.0},
     ]
-    history.write(
-        tmp_path / "history.jsonl",
-        [{"spec": {"seed": 0, "rounds": 2, "method": {"name": "fedavg"}}}, *rows],
-    )
+    header = {"spec": {"seed": 0, "rounds": 2, "method": {"name": "fedavg"}}}
+    history.History(tmp_path / "history.jsonl", header, rows)
     report.report([tmp_path], tmp_path / "out", ["csv"], None, "")
     assert len((tmp_path / "out" / "curves.csv").read_text().splitlines()) > 2
 
@@ -320,7 +318,8 @@ def test_a_report_builds_no_task(
     header, rows = history.read(runs / "again" / history.NAME)
     for costs, words in (({}, ""), ({"client_state": "many"}, "'client_state' is 'many'")):
         old = tmp_path / "old" / history.NAME
-        history.write(old, [{"spec": header["spec"], "costs": costs}, *rows])
+        old.parent.mkdir(exist_ok=True)
+        history.History(old, {"spec": header["spec"], "costs": costs}, rows)
         if not words:
             report.report([old], tmp_path, ["md"], None, "")
             assert "client state, kB" not in (tmp_path / "tables.md").read_text()

@@ -33,6 +33,7 @@ SCALES = {
     "privacy": ["smoke", "laptop"],
     "preconditioner": ["smoke", "laptop", "full"],
     "bytes": ["smoke", "laptop"],
+    "control": ["smoke", "laptop", "full"],
 }
 
 
@@ -103,7 +104,9 @@ def test_studies_of_networks_run_in_small(name: str, tmp_path: Path) -> None:
     assert ("published, final" in text) == (name == "cifar100")
 
 
-@pytest.mark.parametrize("name", ["options", "nlp", "preconditioner", "privacy", "bytes"])
+@pytest.mark.parametrize(
+    "name", ["options", "nlp", "preconditioner", "privacy", "bytes", "control"]
+)
 def test_every_other_study_runs_in_small_on_what_comes_with_fedspan(
     name: str, tmp_path: Path
 ) -> None:

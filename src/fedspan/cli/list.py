@@ -96,9 +96,9 @@ def _one(name: str, plugins: bool) -> None:
         rows = {row[0]: row for row in settings(_entry(kind, name))}
         axes = [rows.pop(axis) for axis in AXES if kind == "method" and axis in rows]
         chosen = [(axis, _choices(of), *rest) for axis, of, *rest in axes]
-        for head, type_, found in (("axis", "choices", chosen), ("setting", "type", rows.values())):
-            if found:
-                cells = [[escape(cell) for cell in row] for row in found]
+        for head, type_, lines in (("axis", "choices", chosen), ("setting", "type", rows.values())):
+            if lines:
+                cells = [[escape(cell) for cell in row] for row in lines]
                 console.print(table((head, type_, "default", "description"), cells))
 
 

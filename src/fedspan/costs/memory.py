@@ -5,9 +5,9 @@ counted as far as local steps use them: SSF holds where x began inside the subsp
 that it is pulled back to. LoRA methods are the exception: `fedit` forms full gradients in the simulator, and a device
 that is short of memory runs PEFT.
 
-`client_peak` looks at the process of a client across machines, in whole rounds of `engine.worker`. A round starts from
-a message in memory and a state on disk, which is mapped: the system may drop its pages at any time, so that they are
-not counted. What Python, torch and Flower take themselves is not counted either.
+`client_peak` looks at the process of a client across machines, in whole rounds of `engine.simulator`. A round starts
+from a message in memory and a state on disk, which is mapped: the system may drop its pages at any time, so that they
+are not counted. What Python, torch and Flower take themselves is not counted either.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from fedspan.costs.memory import Memory, client_peak, dry_problem, memory
 from fedspan.costs.traffic import Cost, FlatProblem, cost
 from fedspan.methods.box import projected_values
 from fedspan.nn.problem import TorchProblem
+from fedspan.projectors.identity import Identity
 from fedspan.tasks.outline import Outline
 
 RANK = 0.1  # of a subspace where a spec has none
@@ -119,7 +120,8 @@ def plan(
         peak = _rehearsed(client_peak, method, known.dry, max(1, problem.clients // cohort))
         if peak is not None and known_start:  # the initial weights stay
             peak += layout.size * layout.dtype.itemsize
-        rank = getattr(getattr(method, "space", method), "rank", None)
+        space = getattr(method, "space", method)
+        rank = None if isinstance(space, Identity) else getattr(space, "rank", None)
         rows.append(MethodPlan(name, rank, method.footprint(layout).trained, spent, held, peak))
     return Plan(known.parameters, layout, problem.clients, cohort, spec.rounds, tuple(rows))
 

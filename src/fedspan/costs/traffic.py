@@ -28,6 +28,7 @@ from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live, WithoutNumbers
 from fedspan.engine.loop import Loop, cohort_of
 from fedspan.projectors._dense import Dense
+from fedspan.projectors.identity import Identity
 from fedspan.replies.chain import Chain, Replies
 from fedspan.replies.running_mean import RunningMean
 
@@ -170,7 +171,8 @@ def cost(
     layout = dataclasses.replace(problem.layout)  # its own: no cache gives these P to anybody else
     flat = FlatProblem(layout, problem.clients, buffers)
     changes: dict[str, Any] = {"lr": 1.0, "local_steps": 1}  # messages do not depend on them
-    if flat.x0.is_meta and isinstance(projector := getattr(method, "space", None), Projector):
+    projector = getattr(method, "space", None)
+    if flat.x0.is_meta and projector is not None and not isinstance(projector, Identity):
         kind = type(projector)
         changes["space"] = type(kind.__name__, (_Undrawn, kind), {})(**vars(projector))
     method = dataclasses.replace(method, **changes)  # type: ignore[type-var]

@@ -192,7 +192,7 @@ class Box(LocalSteps):
             direction = _sum(f.restrict(x, P), plus)
         direction = watched = self.drift.watch(work, direction)
         in_gradients = self.drift.in_gradients or self.uplink.in_gradients
-        if in_gradients and not self.local.plain:
+        if self.drift.in_gradients and not self.local.plain:
             direction = Averaged(direction)
         D = self.local.scales(down, P)
         steps = direction if D is None else _scaled(direction, D)

@@ -158,7 +158,7 @@ class FedSub(LocalSteps):
         for j in range(int(last_round.min()), rnd.t):
             here = torch.from_numpy(last_round <= j if stale else last_round == j).unsqueeze(-1)
             if here.any():
-                mean_b = sync.log.at(j)[..., : dual.shape[-1]]
+                mean_b = sync.log.at(j)
                 if stale:
                     here = here & mean_b.any(-1, keepdim=True)  # `empty_round` logs zeros
                 dual = torch.where(here, (dual + end if stale else dual) - mean_b, dual)  # 5

@@ -3,7 +3,8 @@
     q ← C(P ḡ_i − P h_i), sent;   h_i ← h_i + Pᵀ q
     h ← h + (|S|/N) Pᵀ mean_S q                                keeps h = mean_i h_i over ALL clients
 
-P h takes the place of the mean of the replies. C must be contractive, as top-k is.
+P h takes the place of the mean of the replies. C must be contractive, as top-k is. P ḡ_i is −z/(η_l K), also after
+steps that are not plain: the estimate is then that of their mean direction.
 """
 
 from __future__ import annotations
