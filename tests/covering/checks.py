@@ -23,12 +23,13 @@ from fedspan.checks.bench import Scripted, advance
 from fedspan.checks.channel import LocalChannel, agree, ids_of
 from fedspan.core.building import describe
 from fedspan.core.config import Engine
-from fedspan.core.spec import Spec, with_values
+from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
+from fedspan.study.model import with_settings
 
 Line = dict[str, Any]
 NUMBERS = itertools.count()
@@ -297,7 +298,7 @@ LOST = {(1, 1), (3, 0)}  # (round, place)
 
 
 def _parts(case: Case, plain: Any) -> tuple[Any, ...]:
-    spec = Spec.from_table(with_values(case.spec.table(), _steps(plain)))
+    spec = with_settings(case.spec, _steps(plain))
     method, problem, per_round = built(spec)
     return spec, method, problem, per_round, Chain.of(spec, method, problem.clients, per_round)
 
