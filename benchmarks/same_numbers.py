@@ -1,8 +1,8 @@
 """Compare the numbers of two checkouts: every method and option on a small problem, and every study at the smoke scale.
 
-    git worktree add /tmp/before COMMIT
-    python benchmarks/same_numbers.py /tmp/before                 # methods, in float64
-    python benchmarks/same_numbers.py /tmp/before --studies       # and studies, in the precision of their specs
+    git worktree add ../before COMMIT
+    python benchmarks/same_numbers.py ../before                 # methods, in float64
+    python benchmarks/same_numbers.py ../before --studies       # and studies, in the precision of their specs
 
 Each checkout runs in a process of its own. A line per case has the largest relative difference of all numbers of the
 two histories, and of the bytes that were sent. Settings are written as the earlier checkout writes them.
