@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedspan.core import building, wire
+from fedspan.core import tables, wire
 from fedspan.core.config import Engine, Settings
 from fedspan.core.layout import Layout
 from fedspan.core.round import Round
@@ -129,9 +129,9 @@ def prepared(kind: str, model: nn.Module) -> tuple[Any, list[ProjectionRule], An
 
 def method_of(name: str, layout: Layout) -> Any:
     """The method that trains about as many values as LoRA."""
-    lora_method = building.build("method", {"name": "fedit", "rank": RANK})
+    lora_method = tables.build("method", {"name": "fedit", "rank": RANK})
     table = {"name": name, "lr": 1.0}
-    return building.build("method", matched(table, layout, lora_method.footprint(layout).trained))
+    return tables.build("method", matched(table, layout, lora_method.footprint(layout).trained))
 
 
 def make(kind: str, model: nn.Module) -> tuple[Step, int]:

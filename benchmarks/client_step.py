@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.projector import draw
 from fedspan.costs.dry_run import Live
 from fedspan.nn.models import build
@@ -170,7 +170,7 @@ def subspace(model: nn.Module, loss: Loss, projector: str, ratio: float) -> Kind
     choices = projection_rules(model)
     layout = layout_of(choices)
     module = FlatModule(model, layout)
-    P = draw(building.build("projector", {"name": projector, "rank": ratio}), layout, (0,), 0)
+    P = draw(tables.build("projector", {"name": projector, "rank": ratio}), layout, (0,), 0)
     inside = Restricted(module, choices, module.flat.detach().clone().view(1, 1, -1), P).__enter__()
     z, u = torch.zeros(1, 1, P.rank), torch.zeros(1, 1, P.rank)
     direction = InPlaceGradient(inside, itertools.repeat(loss), u)

@@ -18,7 +18,7 @@ import bench
 import numpy as np
 import torch
 
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.config import Participation, Settings
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
@@ -38,7 +38,7 @@ EVERY = 5  # rounds between two evaluations
 
 def accuracies(table: dict[str, Any], problem: Problem, rounds: int) -> list[float]:
     """Test accuracy at every evaluation, 0 after a divergence."""
-    method = building.build("method", table)
+    method = tables.build("method", table)
     loop = Loop(method, problem, Simulator(method, problem), problem.seeds, 5)
     found = [
         0.0 if row.diverged.any() else float(row.metrics["accuracy"][0])
@@ -84,7 +84,7 @@ def main() -> None:
         args.rounds, args.seeds = 5, 1
     torch.set_num_threads(1)
     problems = [
-        building.build("task", TASK).build((seed,), Settings(batch_size=16, participation=UNIFORM))
+        tables.build("task", TASK).build((seed,), Settings(batch_size=16, participation=UNIFORM))
         for seed in range(args.seeds)
     ]
     space = {"name": args.projector}

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fedspan.checks.bench import settings
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.config import Settings
 from fedspan.core.privacy import Privacy
 from fedspan.core.projector import draw
@@ -65,7 +65,7 @@ def walked(name: str, own: dict[str, Any], noise: float, leak: float, rounds: in
     problem = Regression(
         clients=CLIENTS, dim=20, outputs=2, samples=20, het=1.0, target_het=1.0
     ).build((0,), settings(10))
-    method = building.build("method", {"name": name, "local_steps": 5} | own)
+    method = tables.build("method", {"name": name, "local_steps": 5} | own)
     made = Mechanism.of(
         Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, rounds
     )

@@ -23,7 +23,7 @@ import bench
 import numpy as np
 import torch
 
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.config import Settings
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
@@ -43,7 +43,7 @@ DIGITS = {
 }
 
 
-def tables() -> dict[str, dict[str, Any]]:
+def grids() -> dict[str, dict[str, Any]]:
     """Label and settings of each method in benchmarks/map/toy.toml."""
     return tomllib.loads((ROOT / "benchmarks" / "map" / "toy.toml").read_text("utf-8"))["variants"]
 
@@ -65,7 +65,7 @@ def metrics(
 def measure(table: dict[str, Any], het: float, rounds: int, seed: int) -> dict[str, Any]:
     """A search on the toy problem and the grid."""
     problem = Regression(het=het).build((seed,), Settings(batch_size=20))
-    method = building.build("method", table)
+    method = tables.build("method", table)
 
     def tail(lr: float) -> float:
         errors = metrics(method, problem, lr, rounds, rounds // 100, COHORT, "rel_err")
@@ -135,7 +135,7 @@ def digits(names: list[str], rounds: int, seed: int) -> None:
 
 def toy(names: list[str], het: float, rounds: int, seed: int, again: bool) -> None:
     """Measure what is not there yet, and write the table."""
-    known, asked = tables(), {"het": het, "of": rounds, "seed": seed}
+    known, asked = grids(), {"het": het, "of": rounds, "seed": seed}
     kept = ROOT / "out" / "bench-search.jsonl"
     kept.parent.mkdir(exist_ok=True)
     there = (

@@ -15,7 +15,7 @@ import bench  # first: it sets the number of threads
 import torch
 import toy_numpy
 
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.config import Settings
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
@@ -32,9 +32,9 @@ def make_loop(method: str, seeds: int = 1, clients: int = 20) -> Loop:
             "space": {"name": "gaussian", "rank": 20},
             "drift": {"name": "controls", "correction": "always"},
         }  # as in toy_numpy
-    built = building.build("method", settings)
+    built = tables.build("method", settings)
     of_runs = tuple(range(seeds))
-    task = building.build("task", {"name": "regression", "het": 2.0, "clients": clients})
+    task = tables.build("task", {"name": "regression", "het": 2.0, "clients": clients})
     problem = task.build(of_runs, Settings(batch_size=20))
     return Loop(built, problem, Simulator(built, problem), of_runs, 10)
 

@@ -13,7 +13,7 @@ import torch
 
 from fedspan.checks import bench
 from fedspan.checks.bench import Scripted, WireTransport, advance, model, settings, small, start  # noqa: F401
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.callback import Callback
 from fedspan.core.method import Method
 from fedspan.engine.loop import Loop
@@ -205,7 +205,7 @@ RUN: dict[str, Any] = {
 def build(name: str, **own: Any) -> Method:
     """A method with small defaults; settings are written flat, see `support.axes`."""
     table = {"name": name, "lr": 0.02, "local_steps": 3} | own
-    return building.build("method", by_axis(table))
+    return tables.build("method", by_axis(table))
 
 
 def takes(name: str, field: str) -> bool:

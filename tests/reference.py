@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from conftest import settings
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.projector import draw
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
@@ -241,10 +241,8 @@ def compare(
         A[i, counts[i] :] = B[i, counts[i] :] = np.nan  # rows that do not exist
     np.savez(path / "data.npz", A=A, B=B, **({"n": counts} if unequal else {}))
 
-    method = building.build("method", by_axis({"lr": LR, "local_steps": STEPS, **spec}))
-    task = building.build(
-        "task", {"name": "regression", "data": str(path / "data.npz"), "reg": REG}
-    )
+    method = tables.build("method", by_axis({"lr": LR, "local_steps": STEPS, **spec}))
+    task = tables.build("task", {"name": "regression", "data": str(path / "data.npz"), "reg": REG})
     problem = task.build(SEEDS, settings(batch, weights=weights))
     simulator = Simulator(method, problem)
     loop = Loop(method, problem, simulator, SEEDS, PER_ROUND)

@@ -23,7 +23,7 @@ from fedspan.aggregators import (
 from fedspan.checks import aggregator_laws, part_laws
 from fedspan.checks.aggregator_laws import replies, round_of
 from fedspan.checks.law import BrokenError
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.config import Participation
 from fedspan.core.errors import SpecError
@@ -69,7 +69,7 @@ def test_every_registered_aggregator_is_tested() -> None:
 @EVERY
 @pytest.mark.parametrize("law", part_laws.LAWS["aggregator"], ids=lambda law: law.__name__)
 def test_the_laws_hold(own: dict[str, Any], law: Any) -> None:
-    law(building.build("aggregator", own))
+    law(tables.build("aggregator", own))
 
 
 class First(Aggregator):

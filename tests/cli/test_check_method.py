@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedspan.checks import part_laws
 from fedspan.cli.app import app
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "new_method.py"
 DRIFT = '''
@@ -177,4 +177,4 @@ PARTS = [
 
 @pytest.mark.parametrize(("kind", "table", "law"), PARTS)
 def test_fedspans_own_parts_keep_the_laws(kind: str, table: dict[str, Any], law: Any) -> None:
-    law(building.build(kind, {"name": "identity"} if table["name"] == "identity" else table))
+    law(tables.build(kind, {"name": "identity"} if table["name"] == "identity" else table))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import build, small, start
-from fedspan.core import building, registry, seeds
+from fedspan.core import registry, seeds, tables
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError
 
@@ -56,7 +56,7 @@ numbers = st.floats(-1e4, 1e4, width=32) | st.sampled_from([0.0, -0.0, 1.0, -1.0
 
 
 def make(name: str, fields: dict[str, Any]) -> Compressor:
-    return building.build("compressor", {"name": name} | fields)
+    return tables.build("compressor", {"name": name} | fields)
 
 
 def keys(*shape: int, seed: int = 0) -> seeds.Keys:
@@ -270,7 +270,7 @@ def test_k_is_a_number_or_a_share() -> None:
 )
 def test_bad_values_are_named(table: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        building.build("compressor", table)
+        tables.build("compressor", table)
 
 
 @EVERY
@@ -278,7 +278,7 @@ def test_is_a_value_that_a_spec_can_hold(name: str, fields: dict[str, Any]) -> N
     compressor = make(name, fields)
     assert compressor == make(name, fields)
     assert hash(compressor) == hash(make(name, fields))
-    assert building.build("compressor", building.describe(compressor)) == compressor
+    assert tables.build("compressor", tables.describe(compressor)) == compressor
     assert len(registry.summary(type(compressor))) > 20
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedspan.cli._fields import settings
 from fedspan.compressors import QSGD, Compose, TopK
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError
 from fedspan.downlinks import Coded
@@ -33,7 +33,7 @@ def test_a_name_or_a_table_is_as_good_as_the_value() -> None:
         {"name": "coded", "compressor": "qsgd"},
     ):
         assert SSF(downlink=downlink).downlink == Coded(QSGD())  # type: ignore[arg-type]
-    assert building.as_choice("projector", Gaussian(rank=2)) == Gaussian(rank=2)
+    assert tables.as_choice("projector", Gaussian(rank=2)) == Gaussian(rank=2)
 
 
 PARTS = ("projector", "drift", "optimizer", "uplink", "server", "downlink", "compressor")
@@ -42,7 +42,7 @@ TAKES = [
     for of in ("method", *PARTS)
     for name, cls in registry.choices(of).items()
     if cls.__module__.startswith("fedspan.")
-    for field, kind, _ in building._choice_fields(cls)
+    for field, kind, _ in tables._choice_fields(cls)
     if kind in PARTS
 ]
 
@@ -63,7 +63,7 @@ def test_every_constructor_takes_a_part_by_name_by_table_or_as_it_is(
     others = {"outer": QSGD(), "inner": TopK()} if cls is Compose else {}
     taken = 0
     for name, part in registry.choices(kind).items():
-        if not part.__module__.startswith("fedspan.") or building._missing(part, ()):
+        if not part.__module__.startswith("fedspan.") or tables._missing(part, ()):
             continue
         value = made(cls, others | {field: part()})
         assert (
@@ -74,7 +74,7 @@ def test_every_constructor_takes_a_part_by_name_by_table_or_as_it_is(
         taken += not isinstance(value, str)
         if not isinstance(value, str):
             assert getattr(value, field) == part()
-            assert building.make(cls, others | {field: name}) == value
+            assert tables.make(cls, others | {field: name}) == value
     assert taken
 
 
@@ -134,7 +134,7 @@ def test_tables_become_dataclasses() -> None:
         "choices": ["qsgd", {"name": "topk", "k": 3}],
         "way": 4,
     }
-    made = building.make(Outer, table | {"by_name": {"b": 1, "a": 0.5}})
+    made = tables.make(Outer, table | {"by_name": {"b": 1, "a": 0.5}})
     assert made == Outer(
         number=1,
         inner=Inner(size=2.0),
@@ -167,7 +167,7 @@ def test_tables_become_dataclasses() -> None:
 )
 def test_a_wrong_value_is_named_as_the_spec_has_it(table: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words) as error:
-        building.make(Outer, table)
+        tables.make(Outer, table)
     assert "\n" not in str(error.value)
 
 
@@ -176,9 +176,9 @@ def test_the_order_of_rank_patterns_is_part_of_a_value() -> None:
     assert one != other
     assert hash(one) != hash(other)
     for method in (one, other):
-        table = building.describe(method)
+        table = tables.describe(method)
         assert list(table["space"]["rank"]) == list(method.space.rank)  # type: ignore[arg-type]
-        assert building.build("method", table) == method
+        assert tables.build("method", table) == method
 
 
 def test_only_what_has_a_kind_can_be_registered() -> None:

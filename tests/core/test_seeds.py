@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedspan.core import building, seeds
+from fedspan.core import seeds, tables
 from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import draw
 
@@ -131,13 +131,13 @@ def test_streams_do_not_depend_on_company() -> None:
 
 DRAWS = """
 import numpy as np, sys, torch
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import draw
 torch.set_num_threads(int(sys.argv[1]))
 layout = Layout((Block("w", (6, 300), 1),), torch.float64)
 for name in sys.argv[3:]:
-    p = building.build("projector", {"name": name, "rank": 60})
+    p = tables.build("projector", {"name": name, "rank": 60})
     np.save(f"{sys.argv[2]}-{name}.npy", draw(p, layout, (3,), 9).factors[0].columns().numpy())
 """
 
@@ -171,7 +171,7 @@ def test_a_batch_of_epochs_and_runs_draws_what_each_draws_alone() -> None:
     layout = Layout(
         (Block("w", (2, 40), 1), Block("bias", (3,)), Block("v", (30, 4), 0)), torch.float32
     )
-    projector = building.build("projector", {"name": "gaussian", "rank": 0.25})
+    projector = tables.build("projector", {"name": "gaussian", "rank": 0.25})
     together = draw(projector, layout, (4, 9), 5)
     alone = projector.sample(layout, np.array([seeds.key(9, "projector", 5)], np.uint64))
     v = torch.randn(2, 3, layout.size)

@@ -16,7 +16,7 @@ from test_text_tasks import data  # noqa: F401 (a fixture)
 
 from conftest import METHODS, SMALL, advance, start
 from conftest import model as model_of
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.costs import plan as plans
@@ -123,7 +123,7 @@ def test_what_a_method_holds_from_step_to_step() -> None:
     layout = problem.layout
 
     def held(name: str, **given: Any) -> Any:
-        method = building.build("method", by_axis({"name": name, "lr": 0.1} | given))
+        method = tables.build("method", by_axis({"name": name, "lr": 0.1} | given))
         return memory(method, problem), method.footprint(layout).trained
 
     (without, r), (controls, same) = held("subavg", rank=0.25), held("ssf", rank=0.25)
@@ -146,7 +146,7 @@ def test_every_method_has_a_number() -> None:
     problem = dry_of(IMAGES | {"model": "mlp"})
     for name in registry.choices("method"):
         for own in METHODS[name]:
-            method = building.build("method", by_axis({"name": name, "lr": 0.1} | own))
+            method = tables.build("method", by_axis({"name": name, "lr": 0.1} | own))
             found = memory(method, problem)
             assert min(found.weights, found.gradients, found.activations) > 0, (name, own)
 
@@ -222,7 +222,7 @@ def test_a_grid_of_steps_is_rehearsed_once() -> None:
 
 def test_a_task_that_recomputes_takes_less_and_learns_the_same() -> None:
     task = ASK | {"dropout": 0.2}
-    method = building.build("method", {"name": "ssf", "rank": 0.2, "lr": 0.3, "local_steps": 2})
+    method = tables.build("method", {"name": "ssf", "rank": 0.2, "lr": 0.3, "local_steps": 2})
     told: list[dict[str, Any]] = [{"engine": {"recompute": again}} for again in (False, True)]
     kept, remade = (memory(method, dry_of(task, **more)).activations for more in told)
     assert remade < 0.9 * kept

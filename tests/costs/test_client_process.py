@@ -12,7 +12,7 @@ from torch import nn
 
 from conftest import METHODS
 from fedspan import Projection
-from fedspan.core import building, registry, wire
+from fedspan.core import registry, tables, wire
 from fedspan.core.bundle import Bundle
 from fedspan.core.round import Round
 from fedspan.core.spec import Spec
@@ -99,7 +99,7 @@ def test_every_method_has_a_peak_above_its_weights() -> None:
     weights = sum(p.nbytes for p in dry.model.parameters())
     for name in registry.choices("method"):
         for own in METHODS[name]:
-            method = building.build("method", by_axis({"name": name, "lr": 0.1} | own))
+            method = tables.build("method", by_axis({"name": name, "lr": 0.1} | own))
             assert client_peak(method, dry, 2) > 2 * weights, (name, own)
 
 

@@ -20,7 +20,7 @@ from test_text_tasks import data  # noqa: F401
 import fedspan
 from conftest import advance, start
 from fedspan.cli.app import app
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.footprint import Adapters
 from fedspan.core.spec import Spec
@@ -105,7 +105,7 @@ def test_equal_numbers_whatever_is_asked_for(tmp_path: Path) -> None:
         trained = {row.method: row.trained for row in found.rows}
         for name in ("fedit", "ffalora"):  # no nearer than a whole rank allows
             one, two = (
-                building.build("method", {"name": name, "rank": r}).footprint(found.layout)
+                tables.build("method", {"name": name, "rank": r}).footprint(found.layout)
                 for r in (1, 2)
             )
             assert abs(trained[name] - trained["ssf"]) <= two.trained - one.trained

@@ -20,7 +20,7 @@ from fedspan.api.fit import spec_of
 from fedspan.api.run import run
 from fedspan.cli import _plan_table
 from fedspan.cli.app import app
-from fedspan.core import building, registry, wire
+from fedspan.core import registry, tables, wire
 from fedspan.core.layout import Block, Layout
 from fedspan.core.plugins import load_plugin
 from fedspan.core.projector import draw
@@ -77,7 +77,7 @@ def test_a_plan_is_what_the_run_then_costs() -> None:
     found = plan(spec)
     assert found.layout.size == found.parameters == 24
     for row in found.rows:
-        method = building.build("method", sibling(spec, row.method, 0.1))
+        method = tables.build("method", sibling(spec, row.method, 0.1))
         done = fedspan.run(dataclasses.replace(spec, method=method))
         assert (row.cost.up, row.cost.down) == (done.up_bytes, done.down_bytes), row.method
         assert row.memory is None  # not a network
@@ -206,7 +206,7 @@ def test_a_long_run_is_carried_on_from_its_first_rounds() -> None:
 @pytest.mark.parametrize("name", ["ssf", "powersgd", "fedsub"])
 def test_a_steady_run_is_walked_through_no_further(name: str) -> None:
     rank = {"rank": 1} if name == "powersgd" else {"rank": 0.2}
-    method = building.build("method", {"name": name, "lr": 0.02} | rank)
+    method = tables.build("method", {"name": name, "lr": 0.02} | rank)
     found = cost(method, FlatProblem(LAYOUT, 4), 4, 200, 0)
     loop = start(method, FlatProblem(LAYOUT, 4), 4, AlikeClients(method, FlatProblem(LAYOUT, 4)))
     advance(loop, 200)

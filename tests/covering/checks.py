@@ -21,9 +21,9 @@ import fedspan
 from fedspan.api.step_size import built
 from fedspan.checks.bench import Scripted, advance
 from fedspan.checks.channel import LocalChannel, agree, ids_of
-from fedspan.core.building import describe
 from fedspan.core.config import Engine
 from fedspan.core.spec import Spec
+from fedspan.core.tables import describe
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.client import RemoteClient

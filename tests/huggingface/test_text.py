@@ -17,7 +17,7 @@ from torch import nn
 import fedspan
 from conftest import build
 from fedspan import Engine, Projection
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
 from fedspan.huggingface.models import about, own_loss
@@ -43,7 +43,7 @@ def test_the_restricted_gradient_is_the_projected_one(
     assert not any(c.how == "projected" for c in choices)
     layout = layout_of(choices, torch.float64)
     module = FlatModule(model, layout)
-    P = draw(building.build("projector", {"name": projector, "rank": 0.4}), layout, (3,), 1)
+    P = draw(tables.build("projector", {"name": projector, "rank": 0.4}), layout, (3,), 1)
     x = module.flat.detach().clone().view(1, 1, -1)
     generator = torch.Generator().manual_seed(0)
     with Restricted(module, choices, x, P) as inside:
@@ -226,7 +226,7 @@ def test_bfloat16_weights_are_the_rounding_of_where_x_and_z_are() -> None:
     choices = projection_rules(model)
     layout = layout_of(choices)
     module = FlatModule(model, layout)
-    P = draw(building.build("projector", {"name": "coordinate", "rank": 0.4}), layout, (3,), 1)
+    P = draw(tables.build("projector", {"name": "coordinate", "rank": 0.4}), layout, (3,), 1)
     draws = torch.Generator().manual_seed(0)
     x = module.flat.float().view(1, 1, -1)
     x = x * (1 + 2e-3 * torch.randn(x.shape, generator=draws))

@@ -10,7 +10,7 @@ import torch
 
 from conftest import advance, model, small, start
 from fedspan.checks import laws, network_laws
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
 
@@ -100,7 +100,7 @@ def pairs(row: Row) -> set[tuple[str, str, str, str]]:
 
 def built(row: Row) -> Method:
     table = {axis: AXES[axis][choice] for axis, choice in row.items()}
-    return building.build("method", {"name": "fedavg", "lr": 0.02, "local_steps": 3, **table})
+    return tables.build("method", {"name": "fedavg", "lr": 0.02, "local_steps": 3, **table})
 
 
 ROWS = covering()
@@ -150,7 +150,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("table", COMBINATIONS.values(), ids=COMBINATIONS)
 def test_combinations_that_nobody_published_learn(table: dict[str, Any]) -> None:
-    method = building.build("method", {"lr": 0.02, "local_steps": 3, **table})
+    method = tables.build("method", {"lr": 0.02, "local_steps": 3, **table})
     problem = small(batch="full")
     loop = advance(start(method, problem, 7), 150)
     first, last = (float(problem.evaluate(x)["loss"][0]) for x in (problem.x0, model(loop)))
@@ -161,7 +161,7 @@ def test_combinations_that_nobody_published_learn(table: dict[str, Any]) -> None
 def test_adam_picks_the_same_coordinates_as_its_subspace() -> None:
     """In a subspace of coordinates the others stay, and with all of them it is FedAdam."""
     settings = {"name": "fedadam", "lr": 0.02, "local_steps": 3}
-    whole = building.build("method", settings)
-    inside = building.build("method", {**settings, "space": {"name": "coordinate", "rank": 1.0}})
+    whole = tables.build("method", settings)
+    inside = tables.build("method", {**settings, "space": {"name": "coordinate", "rank": 1.0}})
     ends = [model(advance(start(method, small()), 12)) for method in (whole, inside)]
     torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-12)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import ADAMW, GAUSSIAN, advance, build, model, small, start
-from fedspan.core import building
+from fedspan.core import tables
 
 ROUNDS = 30
 
@@ -251,7 +251,7 @@ def test_ef21_estimates_the_mean_step_of_any_optimizer(settings: dict[str, Any])
 
 def test_qsparse_is_error_feedback_with_another_compressor() -> None:
     problem, qsparse = small(), build("qsparse")
-    ef = build("ef", compressor=building.describe(qsparse.uplink.compressor))
+    ef = build("ef", compressor=tables.describe(qsparse.uplink.compressor))
     assert torch.equal(
         model(advance(start(ef, problem), 9)), model(advance(start(qsparse, problem), 9))
     )

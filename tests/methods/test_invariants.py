@@ -11,7 +11,7 @@ import torch
 from test_equivalences import ROUNDS, relative, unequal
 
 from conftest import GAUSSIAN, advance, build, model, small, start
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.errors import SpecError
 from fedspan.methods import SSF
 from fedspan.projectors import Coordinate, Hadamard
@@ -149,7 +149,7 @@ def test_rank_is_that_of_the_projector() -> None:
 
 def test_a_rate_that_is_yet_to_be_found_is_named() -> None:
     assert SSF().lr == "search"
-    assert building.build("method", building.describe(SSF(lr="auto"))) == SSF(lr="auto")
+    assert tables.build("method", tables.describe(SSF(lr="auto"))) == SSF(lr="auto")
     with pytest.raises(SpecError, match="`lr` is still 'search'"):
         SSF().rate(start(build("fedavg"), small())._round())
     with pytest.raises(

@@ -15,7 +15,7 @@ from sklearn import metrics as sk
 from torch import nn
 
 import fedspan
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.metrics import Accuracy
@@ -34,7 +34,7 @@ MANY = torch.randn(101, 3, generator=GENERATOR) + SEVERAL
 
 
 def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor, batch: int = 17) -> float:
-    metric = building.build("metric", {"name": name})
+    metric = tables.build("metric", {"name": name})
     for part in torch.arange(len(targets)).split(batch):
         metric.update(outputs[part], targets[part])
     return float(metric.compute())
@@ -80,7 +80,7 @@ def test_metrics_are_scikit_learns(case: str, batch: int) -> None:
 def test_tokens_that_do_not_count_change_nothing() -> None:
     """Batches of different lengths; (n, classes, tokens) against (n, tokens)."""
     metrics = {
-        name: building.build("metric", {"name": name}) for name in ("token_accuracy", "perplexity")
+        name: tables.build("metric", {"name": name}) for name in ("token_accuracy", "perplexity")
     }
     right, logs = [], []
     for length in (5, 9):

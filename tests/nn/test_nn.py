@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
 from fedspan.nn.models import build
@@ -37,7 +37,7 @@ def close(
     choices = projection_rules(model, **choice)
     layout = layout_of(choices, torch.float64)
     module = FlatModule(model, layout)
-    P = draw(building.build("projector", {"name": projector, "rank": rank}), layout, (3,), 1)
+    P = draw(tables.build("projector", {"name": projector, "rank": rank}), layout, (3,), 1)
     x = module.flat.detach().clone().view(1, 1, -1)
     generator = torch.Generator().manual_seed(0)
     with Restricted(module, choices, x, P) as inside:
@@ -200,7 +200,7 @@ def test_backward_makes_no_tensor_of_a_covered_weights_size(kind: str, projector
     assert choices[0].how == "fused"
     layout = layout_of(choices)
     module = FlatModule(model, layout)
-    P = draw(building.build("projector", {"name": projector, "rank": 0.1}), layout, (3,), 1)
+    P = draw(tables.build("projector", {"name": projector, "rank": 0.1}), layout, (3,), 1)
     kept: list[torch.Tensor] = []
     weight = layout.blocks[0].size
     with Restricted(module, choices, module.flat.detach().clone().view(1, 1, -1), P) as inside:
@@ -246,7 +246,7 @@ def test_a_weight_used_behind_its_layers_back_is_reported() -> None:
     choices = projection_rules(model)
     layout = layout_of(choices)
     module = FlatModule(model, layout)
-    P = draw(building.build("projector", {"name": "coordinate", "rank": 0.1}), layout, (3,), 1)
+    P = draw(tables.build("projector", {"name": "coordinate", "rank": 0.1}), layout, (3,), 1)
     data = torch.randn(4, 30)
     with (
         Restricted(module, choices, module.flat.detach().clone().view(1, 1, -1), P) as inside,

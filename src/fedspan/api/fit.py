@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedspan.api.run import as_callbacks, run
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Participation, Projection, Training
 from fedspan.core.errors import SpecError, at_least, did_you_mean, shown
@@ -253,7 +253,7 @@ def as_setting(name: str, value: Any) -> Any:
         return value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, Mapping):
         raise SpecError(f"`{name}` must be {CONFIGS[name].__name__}(…), got {shown(value)}")
-    return building.make(CONFIGS[name], value, name)
+    return tables.make(CONFIGS[name], value, name)
 
 
 def as_method(
@@ -263,7 +263,7 @@ def as_method(
     if isinstance(given, str):
         given = {"name": given}
     if isinstance(given, Mapping):
-        made: Method = building.build("method", dict(given))
+        made: Method = tables.build("method", dict(given))
         return made
     if not isinstance(given, Method):
         hint = f"; write {given.__name__}()" if isinstance(given, type) else ""

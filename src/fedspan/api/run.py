@@ -15,7 +15,7 @@ from fedspan.api.step_size import resolve, with_lr
 from fedspan.callbacks._event_log import EventLog
 from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.progress import Progress
-from fedspan.core import building, refusals, wire
+from fedspan.core import refusals, tables, wire
 from fedspan.core.callback import Callback
 from fedspan.core.errors import (
     CheckpointError,
@@ -169,7 +169,7 @@ def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
 def as_callbacks(given: Any) -> tuple[Callback, ...]:
     """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
     several = given if isinstance(given, list | tuple) else (given,)
-    return tuple(building.as_choice("callback", one, "callbacks") for one in several)
+    return tuple(tables.as_choice("callback", one, "callbacks") for one in several)
 
 
 def _one_by_one(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedspan.core.building import describe
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
+from fedspan.core.tables import describe
 from fedspan.engine.history import Mode, judged_by, sign_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.checks.bench import ROUNDS, start
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.config import Participation
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
@@ -76,7 +76,7 @@ class LocalChannel:
 def agree(method: Method, problem: Problem, **settings: Any) -> Agreement:
     """What both ends have in common."""
     return Agreement.of(
-        {"method": building.describe(method)} | settings, problem.layout, problem.seeds[0]
+        {"method": tables.describe(method)} | settings, problem.layout, problem.seeds[0]
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedspan.checks import laws, network_laws, part_laws
 from fedspan.checks.law import Tried, tried, words_of
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
 from fedspan.core.plugins import load_plugin
@@ -40,9 +40,9 @@ def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Tried]]:
         if kind == "method":
             known = {field.name for field in dataclasses.fields(cls)}
             table = {key: value for key, value in USUAL.items() if key in known}
-            found[f"method {path.stem}"] = check_method(building.make(cls, table | settings, kind))
+            found[f"method {path.stem}"] = check_method(tables.make(cls, table | settings, kind))
         elif kind in AXES:
-            part, refused = building.make(cls, settings, kind), []
+            part, refused = tables.make(cls, settings, kind), []
             for name in RECIPES:
                 recipe: Any = registry.choices("method")[name]
                 try:
@@ -54,7 +54,7 @@ def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Tried]]:
             if len(refused) == len(RECIPES):
                 raise refused[0]
         elif kind in part_laws.LAWS:
-            part = building.make(cls, settings, kind)
+            part = tables.make(cls, settings, kind)
             found[f"{kind} {path.stem}"] = tried(part_laws.LAWS[kind], part)
     if not found:
         raise SpecError(

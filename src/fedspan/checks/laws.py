@@ -20,7 +20,7 @@ from fedspan.checks.bench import (
     tensors,
 )
 from fedspan.checks.law import BrokenError, hold, near, same_bytes
-from fedspan.core import building, wire
+from fedspan.core import tables, wire
 from fedspan.core.bundle import Bundle
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
@@ -31,9 +31,9 @@ LEARNED = 0.95  # what may be left of the way to the minimum: FedAdagrad's steps
 
 def value(method: Method) -> None:
     """It is a frozen value, which its table in a spec makes again."""
-    table = building.describe(method)
+    table = tables.describe(method)
     hold(
-        building.build("method", table) == method,
+        tables.build("method", table) == method,
         "the method built from its own table is another one",
     )
     try:

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 
 
 def settings(cls: Any) -> list[tuple[str, str, str, str]]:
@@ -88,7 +88,7 @@ def _default(one: dataclasses.Field[object]) -> str:
         return "required" if value is dataclasses.MISSING else "none"
     if dataclasses.is_dataclass(value) and not registry.is_registered(value):
         return "{}"  # a table of a spec, whose own page has its defaults
-    return _toml(building.describe(value))
+    return _toml(tables.describe(value))
 
 
 def _toml(value: Any) -> str:

@@ -89,7 +89,7 @@ def command(
     load_plugins(plugin)
     from fedspan.cli import _plan_table
     from fedspan.cli._tables import console
-    from fedspan.core import building
+    from fedspan.core import tables
     from fedspan.core.config import Engine, Projection
     from fedspan.core.errors import SpecError
     from fedspan.core.extras import needs
@@ -114,7 +114,7 @@ def command(
             rounds=rounds,
             batch_size=batch_size,
             clients_per_round=clients_per_round,
-            method=building.build("method", {**method, **steps.get(optimizer, {}), "lr": 1.0}),
+            method=tables.build("method", {**method, **steps.get(optimizer, {}), "lr": 1.0}),
             task=Outline(
                 model=str(model),
                 clients=clients,

@@ -93,12 +93,12 @@ def command(
 
 
 def _with_callbacks(spec: Spec, names: list[str]) -> Spec:
-    from fedspan.core import building, registry
+    from fedspan.core import registry, tables
     from fedspan.core.errors import one_of
 
     for name in names:
         one_of("--callback", name, registry.choices("callback"))
-    more = [building.build("callback", {"name": name}, "callbacks") for name in names]
+    more = [tables.build("callback", {"name": name}, "callbacks") for name in names]
     return dataclasses.replace(spec, callbacks=(*spec.callbacks, *more))
 
 

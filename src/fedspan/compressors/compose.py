@@ -15,8 +15,8 @@ from fedspan import Compressor, Encoded, SpecError, Vector, register
 from fedspan.compressors._sparse import Sparse
 from fedspan.compressors.randk import RandK
 from fedspan.core import seeds
-from fedspan.core.building import accept_choices
 from fedspan.core.registry import name_of
+from fedspan.core.tables import accept_choices
 
 
 @register

@@ -89,7 +89,7 @@ class Participation:
     screen: float | None = 100.0
 
     def __post_init__(self) -> None:
-        from fedspan.core.building import accept_choices  # which imports this module
+        from fedspan.core.tables import accept_choices  # which imports this module
 
         accept_choices(self)
         one_of("weights", self.weights, ("uniform", "examples"))

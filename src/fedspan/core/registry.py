@@ -1,4 +1,4 @@
-"""Folder = axis, file = choice: what is registered under which name (`core.building` makes values of it).
+"""Folder = axis, file = choice: what is registered under which name (`core.tables` makes values of it).
 
 `@register` files a class under the name of its module. Every file of a kind's folder is found by discovery; a file
 elsewhere once it is imported (`core.plugins`). A new kind is a line in `KINDS` and one in `core.catalog`.

@@ -21,7 +21,7 @@ from typing import Any
 
 import tomli_w
 
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.callback import Callback
 from fedspan.core.config import Search, Settings
 from fedspan.core.digest import digest, source_of
@@ -72,7 +72,7 @@ class Spec(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        building.check_types(self)
+        tables.check_types(self)
         if self.device.startswith("meta"):
             raise SpecError(f"`device` {self.device!r} holds no numbers; use 'auto' or 'cpu'")
         at_least("rounds", self.rounds, 1)
@@ -97,7 +97,7 @@ class Spec(Settings):
             object.__setattr__(self, "method", self.method.without_tests())
         object.__setattr__(self, "callbacks", tuple(self.callbacks))
         for one in self.callbacks:
-            building.check_types(one)
+            tables.check_types(one)
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Spec:
@@ -109,7 +109,7 @@ class Spec(Settings):
         ):
             raise SpecError(f"`metrics` must be a list of names, got {shown(metrics)}")
         _check_place(table)
-        spec = building.make(Spec, table)
+        spec = tables.make(Spec, table)
         assert isinstance(spec, Spec)
         return dataclasses.replace(spec, metrics=tuple(metrics))
 
@@ -120,7 +120,7 @@ class Spec(Settings):
 
     def table(self) -> Table:
         """Nested plain values with all defaults."""
-        table: Table = building.describe(self)
+        table: Table = tables.describe(self)
         return table | {"metrics": [_told(one) for one in self.metrics]}
 
     def toml(self) -> str:
@@ -139,7 +139,7 @@ class Spec(Settings):
             if not (name == "rounds" and self.length_decides):
                 table.pop(name, None)
         table.pop("callbacks", None)
-        deciding = [building.describe(one) for one in self.callbacks if one.decides]
+        deciding = [tables.describe(one) for one in self.callbacks if one.decides]
         return table | ({"callbacks": deciding} if deciding else {})
 
     def identity(self) -> str:
@@ -184,7 +184,7 @@ def changed(value: Any) -> Table:
         inner = getattr(value, one.name)
         if one.init and inner != default:
             table[one.name] = (
-                changed(inner) if dataclasses.is_dataclass(inner) else building.describe(inner)
+                changed(inner) if dataclasses.is_dataclass(inner) else tables.describe(inner)
             )
     if isinstance(value, Task):
         table = {

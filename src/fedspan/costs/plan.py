@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.config import Participation
 from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, items, one_of, shown
 from fedspan.core.footprint import Footprint
@@ -112,7 +112,7 @@ def plan(
     for name in methods or (COMPARED if outlined else registry.choices("method")):
         own = trained is None and name == registry.name_of(spec.method)
         table = sibling(spec, name, RANK)
-        method = building.build(
+        method = tables.build(
             "method", table if wanted is None or own else matched(table, layout, wanted)
         )
         spent = cost(method, problem, cohort, spec.rounds, spec.seed, known_start=known_start)
@@ -199,7 +199,7 @@ def client_memory(given: Spec | dict[str, Any]) -> int | None:
         spec = given if isinstance(given, Spec) else Spec.from_table(given)
         method = dataclasses.replace(spec.method, lr=1.0, local_steps=1)  # type: ignore[type-var]
         # Of the ranks by layer the first that matches counts: unsorted.
-        key, known = json.dumps(building.describe(method)), shapes(spec)
+        key, known = json.dumps(tables.describe(method)), shapes(spec)
     except NOT_HERE:
         return None
     if key not in known.peaks:
@@ -245,11 +245,11 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
 
     `rank` is that of a subspace where the spec has none.
     """
-    own: dict[str, Any] = building.describe(spec.method)
+    own: dict[str, Any] = tables.describe(spec.method)
     name = registry.registered_name("method", name, "method")
     if name == own["name"]:
         return own
-    known, theirs = _settings(name), building.describe(registry.choices("method")[name]())
+    known, theirs = _settings(name), tables.describe(registry.choices("method")[name]())
     table = {"name": name} | {key: own[key] for key in SHARED if key in own and key in known}
     space = own.get("space", {"name": "identity"})
     if space["name"] == "identity":
@@ -266,7 +266,7 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
         offered["uplink"] = theirs["uplink"] | {"compressor": code}
     for key, value in offered.items():  # which some methods refuse
         with contextlib.suppress(SpecError):
-            building.build("method", table | {key: value}).check(shapes(spec).problem.layout)
+            tables.build("method", table | {key: value}).check(shapes(spec).problem.layout)
             table |= {key: value}
     return table
 
@@ -305,7 +305,7 @@ def matched(table: dict[str, Any], layout: Layout, wanted: int) -> dict[str, Any
 
 
 def _footprint(table: dict[str, Any], layout: Layout) -> Footprint:
-    found: Footprint = building.build("method", table).footprint(layout)
+    found: Footprint = tables.build("method", table).footprint(layout)
     return found
 
 

@@ -18,10 +18,10 @@ from fedspan import Compressor, Round, Vector, register
 from fedspan.compressors.qsgd import QSGD
 from fedspan.compressors.topk import TopK
 from fedspan.core.axes import Parts
-from fedspan.core.building import accept_choices
 from fedspan.core.bundle import Bundle
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.refusals import needs_contractive, needs_unbiased
+from fedspan.core.tables import accept_choices
 from fedspan.downlinks.changes import Changes
 
 TENTH, TWO_BITS = TopK(k=0.1), QSGD(bits=2, bucket=64)

@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from torch import nn
 
 from fedspan.core import checkpoint, registry
-from fedspan.core.building import describe
 from fedspan.core.errors import (
     CheckpointError,
     FedspanError,
@@ -30,6 +29,7 @@ from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.json_log import REMEDY, JsonLog, write_table
 from fedspan.core.method import DETAILS
 from fedspan.core.spec import flat
+from fedspan.core.tables import describe
 from fedspan.engine import history, per_client
 from fedspan.engine.history import PLAIN, main_metric, sign_of
 from fedspan.engine.loop import Line

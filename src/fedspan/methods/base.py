@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 import torch
 
 from fedspan import Layout, Method, Optimizer, Round, SpecError, Vector
-from fedspan.core.building import accept_choices
 from fedspan.core.errors import at_least, at_most, items, number, one_of, positive, shown
 from fedspan.core.footprint import Footprint
 from fedspan.core.method import LearningRate
 from fedspan.core.objective import Direction
 from fedspan.core.registry import name_of
+from fedspan.core.tables import accept_choices
 from fedspan.optimizers.sgd import SGD
 
 PLAIN_STEPS = SGD()

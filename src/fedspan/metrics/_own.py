@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.errors import SpecError, shown
 from fedspan.core.metric import Metric, column_of, is_sklearn
 from fedspan.metrics._collected import Collected, are_probabilities, by_class, one_number
@@ -58,7 +58,7 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
 
 def _fresh(given: Any) -> Metric:
     if isinstance(given, str):
-        named: Metric = building.as_choice("metric", given, "metrics")
+        named: Metric = tables.as_choice("metric", given, "metrics")
         return named
     if isinstance(given, type) and issubclass(given, (Metric, *_torchmetrics())):
         try:

@@ -20,7 +20,7 @@ from torch import nn
 
 from fedspan.api.fit import as_method, as_setting, check_names, spec_of
 from fedspan.api.run import as_spec
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.errors import (
     SpecError,
     at_least,
@@ -303,7 +303,7 @@ def compare(
     named = named_methods(methods)
     spec = shared_spec(model, clients, loss, next(iter(named.values())), settings)
     variants = [
-        Variant(label, label, COLORS[n % len(COLORS)], {"method": building.describe(one)}, {}, one)
+        Variant(label, label, COLORS[n % len(COLORS)], {"method": tables.describe(one)}, {}, one)
         for n, (label, one) in enumerate(named.items())
     ]
     part = Part(

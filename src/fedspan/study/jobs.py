@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fedspan.core import building, registry
+from fedspan.core import registry, tables
 from fedspan.core.digest import source_of
 from fedspan.core.errors import DataError
 from fedspan.core.json_log import read_table, write_table
@@ -137,7 +137,7 @@ def fingerprint(spec: Spec) -> dict[str, str]:
             }
             vars(given)["fingerprint"] = {name: _digest(one) for name, one in parts.items()}
         return {**own, **vars(given)["fingerprint"]}
-    table = building.describe(spec.task)
+    table = tables.describe(spec.task)
     key = json.dumps(table)
     if key not in _of_tasks:
         _of_tasks[key] = _of_files(table) | _of_module(spec.task)

@@ -25,11 +25,11 @@ from rich.console import Console
 
 from fedspan.api.step_size import built
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
-from fedspan.core.building import as_choice, describe
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.extras import data_frame
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, changed, with_values
+from fedspan.core.tables import as_choice, describe
 from fedspan.core.terminal import plain
 from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import make_runs

@@ -7,9 +7,9 @@ from typing import Any
 
 from fedspan import Compressor, Encoded, Round, Uplink, Vector
 from fedspan.compressors.topk import TopK
-from fedspan.core.building import accept_choices
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.refusals import needs_contractive
+from fedspan.core.tables import accept_choices
 
 TENTH = TopK(k=0.1)
 

@@ -18,11 +18,11 @@ import torch
 
 from fedspan import Compressor, Encoded, Round, Uplink, Vector, register
 from fedspan.core.axes import Drift, Parts
-from fedspan.core.building import accept_choices
 from fedspan.core.bundle import Bundle
 from fedspan.core.errors import positive_share
 from fedspan.core.linear_map import LinearMap
 from fedspan.core.refusals import needs_contractive, needs_controls
+from fedspan.core.tables import accept_choices
 
 
 @register

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fedspan.core import building
+from fedspan.core import tables
 from fedspan.core.errors import SpecError, shown
 from fedspan.core.privacy import Privacy
 from fedspan.core.spec import PATHS, Spec, Table, flat, toml_value
@@ -119,7 +119,7 @@ def privacy_of(config: Any) -> Privacy | None:
         raise SpecError(
             f"the node's config has privacy = {shown(config)}; write a table, such as {{secure = true}}"
         )
-    made = building.make(Privacy, table)
+    made = tables.make(Privacy, table)
     assert isinstance(made, Privacy)
     return made
 
@@ -155,7 +155,7 @@ def _told(privacy: Privacy) -> str:
     """The settings of a floor that are not the defaults."""
     table = {
         key: value
-        for key, value in building.describe(privacy).items()
+        for key, value in tables.describe(privacy).items()
         if getattr(Privacy, key, None) != value
     }
     return ", ".join(f"privacy.{key} = {shown(value)}" for key, value in table.items())
