@@ -89,6 +89,7 @@ class Schema:
     encode: str = "onehot"
     missing: str = "mean"
     standardize: str = "pooled"
+    others: tuple[str, ...] = ()  # columns that are no features: the target, the client's name
 
     @property
     def used(self) -> tuple[Column, ...]:
@@ -121,15 +122,18 @@ class Schema:
         """Return the features of a table's rows, (rows, width).
 
         Args:
-            table: The columns by name, in any order; others than those of the schema are not looked at.
+            table: The columns by name, in any order. Those that the schema leaves out may be missing.
             who: Whose table it is, for errors.
             own: The schema with a client's own means and deviations, if numbers are scaled by these.
         """
+        there = [str(name) for name in table]
+        for name in (column.name for column in self.used if column.name not in there):
+            hint = did_you_mean(name, set(there))
+            raise DataError(f"{who} has no column {name!r}{hint}; the model needs it")
+        for name in set(there) - {column.name for column in self.columns} - {*self.others}:
+            raise DataError(f"{who} has a column {name!r} that the model does not know; remove it")
         parts: list[Array] = []
         for column, scale in zip(self.used, (own or self).used, strict=True):
-            if column.name not in table:
-                hint = did_you_mean(column.name, set(map(str, table)))
-                raise DataError(f"{who} has no column {column.name!r}{hint}; the model needs it")
             cells = np.asarray(table[column.name])
             if column.kind == "category":
                 text = texts(cells)
@@ -143,7 +147,7 @@ class Schema:
                     parts.append((index[:, None] == np.arange(len(known))).astype(np.float64))
                 continue
             values = numbers(cells, column, who)
-            empty: npt.NDArray[np.bool_] = np.isnan(values).any(1)
+            empty = np.asarray(np.isnan(values).any(1))
             if empty.any() and self.missing == "refuse":
                 raise _gap(column.name, who, empty)
             if column.kind != "boolean":
@@ -213,7 +217,10 @@ class Schema:
             Column(**{key: tuple(v) if isinstance(v, list) else v for key, v in one.items()})  # type: ignore[arg-type]
             for one in rows
         ]
-        return Schema(tuple(columns), table["encode"], table["missing"], table["standardize"])
+        others = tuple(table["others"])
+        return Schema(
+            tuple(columns), table["encode"], table["missing"], table["standardize"], others
+        )
 
 
 def texts(cells: Array) -> Array:
@@ -263,10 +270,10 @@ def numbers(cells: Array, column: Column, who: str) -> Floats:
     return np.array([known[one] for one in text.tolist()], np.float64).reshape(-1, 1)
 
 
-def describe(table: Mapping[str, Any], asked: Features, skip: Iterable[str | None] = ()) -> Facts:
+def describe(table: Mapping[str, Any], asked: Features, others: Iterable[str] = ()) -> Facts:
     """Return what a client tells of its columns: type, rows, gaps, how many values differ, texts with their counts."""
     facts: Facts = {}
-    for name in (name for name in map(str, table) if name not in {*skip, *asked.ignore}):
+    for name in (name for name in map(str, table) if name not in {*others, *asked.ignore}):
         cells = np.asarray(table[name])
         if cells.ndim != 1:
             facts[name] = {"rows": len(cells), "type": "array"}
@@ -314,7 +321,7 @@ def _typed(cells: Array, coded: bool) -> tuple[str, Array]:
     return ("date" if _are_dates(values) else "text"), filled
 
 
-def agree(told: Mapping[str, Facts], asked: Features) -> Schema:
+def agree(told: Mapping[str, Facts], asked: Features, others: Sequence[str] = ()) -> Schema:
     """Return what each column is, from what all clients tell, by their names; sums are still missing."""
     columns = []
     named = asked.features
@@ -326,7 +333,10 @@ def agree(told: Mapping[str, Facts], asked: Features) -> Schema:
                     f"{client} has no column {name!r}{hint}; `features` or `categories` name it"
                 )
     everywhere = list(dict.fromkeys(name for facts in told.values() for name in facts))
-    for name in everywhere if named is None else named:
+    for name in dict.fromkeys((*(named or ()), *everywhere)):
+        if named is not None and name not in named:
+            columns.append(Column(name, "unused", "not in `features`"))
+            continue
         without = [client for client, facts in told.items() if name not in facts]
         if without:
             columns.append(Column(name, "unused", f"{without[0]} has no such column"))
@@ -337,7 +347,8 @@ def agree(told: Mapping[str, Facts], asked: Features) -> Schema:
         raise DataError(
             f"no column can be used as a feature ({why}); name those to use in `features`"
         )
-    return Schema(tuple(columns), asked.encode, asked.missing, asked.standardize)
+    others = (*others, *asked.ignore)
+    return Schema(tuple(columns), asked.encode, asked.missing, asked.standardize, others)
 
 
 def _decided(name: str, facts: Mapping[str, dict[str, Any]], asked: Features) -> Column:
@@ -451,10 +462,11 @@ def own_scale(schema: Schema, table: Mapping[str, Any], who: str) -> Schema:
 
 
 def agreed(
-    tables: Mapping[str, Mapping[str, Any]], asked: Features, skip: Sequence[str | None] = ()
+    tables: Mapping[str, Mapping[str, Any]], asked: Features, others: Sequence[str] = ()
 ) -> Schema:
     """Return the schema of clients' tables in one process: the steps that clients on their own machines take."""
-    schema = agree({who: describe(table, asked, skip) for who, table in tables.items()}, asked)
+    told = {who: describe(table, asked, others) for who, table in tables.items()}
+    schema = agree(told, asked, others)
     for about in (False, True):
         total = sum(sums(schema, table, who, about) for who, table in tables.items())
         schema = scaled(schema, np.asarray(total), about)
