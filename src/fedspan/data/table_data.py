@@ -1,0 +1,237 @@
+"""Tables of several clients as training and test data: features by an agreed schema, targets, a test part of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedspan.core import seeds
+from fedspan.core.errors import DataError, SpecError, below_one, did_you_mean, one_of, shown
+from fedspan.data import columns
+from fedspan.data.schema import Features, Schema, agreed, own_scale, texts
+
+Array = npt.NDArray[Any]
+Pair = tuple[Tensor, Tensor]
+
+
+class TableData(Mapping[str, dict[str, Pair]]):
+    """Clients' tables as tensors: a mapping of each client's name to its "train" and "test" part, for `fedspan.fit`.
+
+    Attributes:
+        schema: What the columns are, and the features that they become.
+        classes: The names of the classes, or whole numbers; empty if the target is no class.
+        width: How many features a row has: the inputs of a model.
+        outputs: How many outputs a model needs: one per class, two classes included, or one number.
+        test: The test parts of all clients together, scaled by the pooled mean and deviation; None without them.
+        own: The schema of each client with its own scale, where `standardize` is "client".
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Mapping[str, Array]],
+        target: str,
+        asked: Features,
+        *,
+        test_share: float,
+        seed: int,
+        numbers: bool,
+        others: Sequence[str] = (),
+    ) -> None:
+        others = (target, *others)
+        kept, held = {}, {}
+        for number, (who, table) in enumerate(tables.items()):
+            if target not in table:
+                hint = did_you_mean(target, set(table))
+                raise DataError(f"{who} has no column {target!r}{hint}; `target` names it")
+            size = len(table[target])
+            rng = np.random.Generator(np.random.PCG64(seeds.key(seed, "test share", number)))
+            order = rng.permutation(size)
+            count = min(round(test_share * size), size - 1)
+            kept[who] = rows_of(table, np.sort(order[count:]))
+            held[who] = rows_of(table, np.sort(order[:count]))
+        self.target = target
+        self.schema = agreed(kept, asked, others)
+        self.classes = [] if numbers else _classes({who: t[target] for who, t in tables.items()})
+        self.own: dict[str, Schema] = {}
+        if asked.standardize == "client":
+            self.own = {who: own_scale(self.schema, table, who) for who, table in kept.items()}
+        self._parts: dict[str, dict[str, Pair]] = {}
+        pooled: list[Pair] = []
+        for who in tables:
+            own = self.own.get(who)
+            self._parts[who] = {"train": self._pair(kept[who], who, own)}
+            if len(held[who][target]):
+                self._parts[who]["test"] = self._pair(held[who], who, own)
+                pooled.append(self._pair(held[who], who))
+        self.test: Pair | None = None
+        if pooled:
+            self.test = torch.cat([x for x, _ in pooled]), torch.cat([y for _, y in pooled])
+
+    @property
+    def width(self) -> int:
+        """How many features a row has."""
+        return self.schema.width
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a model needs."""
+        return len(self.classes) or 1
+
+    def _pair(self, table: Mapping[str, Array], who: str, own: Schema | None = None) -> Pair:
+        x = torch.from_numpy(self.schema.features(table, who, own)).float()
+        goal = table[self.target]
+        if not self.classes:
+            return x, torch.from_numpy(_numbers(goal, self.target, who))
+        place = {str(name): number for number, name in enumerate(self.classes)}
+        return x, torch.tensor([place[name] for name in texts(goal).tolist()])
+
+    def __getitem__(self, who: str) -> dict[str, Pair]:
+        return self._parts[who]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+def tables(
+    clients: Any,
+    target: str,
+    *,
+    client: str | None = None,
+    test_share: float = 0.2,
+    seed: int = 0,
+    kind: Literal["classes", "numbers"] | None = None,
+    **features: Any,
+) -> TableData:
+    """Read the tables of several clients, agree on their features, and return data for `fedspan.fit`.
+
+    Args:
+        clients: A dictionary of each client's name to its table (a file, a DataFrame, an Arrow table or a dictionary of
+            columns), a pattern of files such as `"hospitals/*.csv"`, or one table with the column `client`.
+        target: The column to predict.
+        client: In one table, the column that says whose a row is.
+        test_share: The share of each client's rows that is kept for tests.
+        seed: Decides which rows these are.
+        kind: Whether the target is "classes" or "numbers"; by default numbers if it has fractions.
+        features: Settings of `Features`, such as `ignore=["name"]` or `standardize="client"`.
+
+    Returns:
+        A mapping that `fit` takes as `clients`, with `schema`, `classes`, `width`, `outputs` and `test`.
+    """
+    below_one("test_share", test_share)
+    found = read_clients(clients, client)
+    for key in ("features", "ignore", "categories"):
+        if isinstance(features.get(key), str):
+            raise SpecError(f"`{key}` must be a list of columns, got {shown(features[key])}")
+        if features.get(key) is not None:
+            features[key] = tuple(features[key])
+    try:
+        asked = Features(**features)
+    except TypeError:
+        wrong = next(key for key in features if key not in Features.__dataclass_fields__)
+        one_of("setting", wrong, sorted(Features.__dataclass_fields__))
+        raise
+    goals = [np.asarray(table[target]) for table in found.values() if target in table]
+    if kind is None:
+        fractions = [g for g in goals if g.dtype.kind == "f" and (g != np.round(g)).any()]
+        kind = "numbers" if fractions else "classes"
+    one_of("kind", kind, ("classes", "numbers"))
+    others = [client] if client is not None else []
+    return TableData(
+        found, target, asked, test_share=test_share, seed=seed, numbers=kind == "numbers", others=others
+    )  # fmt: skip
+
+
+def read_clients(clients: Any, client: str | None = None) -> dict[str, dict[str, Array]]:
+    """Return each client's columns by name; see `tables`."""
+    if isinstance(clients, Mapping) and clients and client is None:
+        return {str(who): as_columns(table, str(who)) for who, table in clients.items()}
+    if isinstance(clients, str | Path) and any(mark in str(clients) for mark in "*?["):
+        pattern = Path(clients)
+        root = Path(pattern.anchor) if pattern.is_absolute() else Path()
+        files = sorted(root.glob(str(pattern.relative_to(root)))) if pattern.parts else []
+        if len(files) < 1:
+            raise DataError(f"no file is named {str(clients)!r}; check the pattern")
+        if len({file.name.partition(".")[0] for file in files}) < len(files):
+            raise DataError(f"two files of {str(clients)!r} have the same name; give a dictionary")
+        return {file.name.partition(".")[0]: columns.read(file) for file in files}
+    if client is None:
+        raise SpecError(
+            "`client` is missing, the column of one table that says whose a row is; or give a dictionary of tables"
+        )
+    table = as_columns(clients, "the table")
+    if client not in table:
+        hint = did_you_mean(client, set(table))
+        raise DataError(f"the table has no column {client!r}{hint}; `client` names it")
+    owner = texts(table[client])
+    if "" in owner:
+        row = owner.tolist().index("") + 1
+        raise DataError(f"`client`: {client!r} is empty in row {row}; fill it or drop the row")
+    return {who: rows_of(table, np.flatnonzero(owner == who)) for who in np.unique(owner).tolist()}
+
+
+def as_columns(rows: Any, who: str) -> dict[str, Array]:
+    """Return a table in any form as columns by name: a file, a DataFrame, an Arrow table, columns or a list of rows."""
+    if isinstance(rows, str | Path):
+        return columns.read(Path(rows))
+    if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
+        for number, row in enumerate(rows):
+            if not isinstance(row, Mapping) or row.keys() != rows[0].keys():
+                raise DataError(f"row {number + 1} of {who} has other columns than row 1")
+        return {str(name): np.array([row[name] for row in rows]) for name in rows[0]}
+    if isinstance(rows, Mapping):
+        found = {str(name): np.asarray(cells) for name, cells in rows.items()}
+    elif hasattr(rows, "column_names") and hasattr(rows, "to_pydict"):  # Arrow
+        found = {name: np.asarray(cells) for name, cells in rows.to_pydict().items()}
+    elif hasattr(rows, "columns") and hasattr(rows, "to_numpy"):  # pandas
+        if len(set(rows.columns)) < len(rows.columns):
+            raise DataError(f"{who} has two columns of one name; rename one")
+        found = {str(name): rows[name].to_numpy() for name in rows.columns}
+    else:
+        raise DataError(f"{who} must be a table or a file, got {shown(rows)}")
+    sizes = {name: len(cells) for name, cells in found.items() if cells.ndim}
+    if len(sizes) < len(found) or len(set(sizes.values())) > 1:
+        raise DataError(f"{who} has columns of different length: {sizes}")
+    return found
+
+
+def rows_of(table: Mapping[str, Array], index: Array) -> dict[str, Array]:
+    """Return some rows of a table."""
+    return {name: cells[index] for name, cells in table.items()}
+
+
+def _classes(goals: Mapping[str, Array]) -> list[Any]:
+    found: set[str] = set()
+    for who, goal in goals.items():
+        if goal.ndim != 1 or (goal.dtype.kind == "f" and (goal != np.round(goal)).any()):
+            raise DataError(
+                f"`target` of {who} has fractions or gaps; classes are names or whole numbers"
+            )
+        names = texts(goal)
+        if "" in names:
+            row = names.tolist().index("") + 1
+            raise DataError(f"{who}: the target is empty in row {row}; fill it or drop the row")
+        found |= set(names.tolist())
+    if len(found) < 2:
+        raise DataError(f"`target` has one class only, {min(found, default='')!r}")
+    whole = all(name.lstrip("-").isdigit() for name in found)
+    return sorted(map(int, found)) if whole else sorted(found)
+
+
+def _numbers(goal: Array, target: str, who: str) -> npt.NDArray[np.float32]:
+    try:
+        found = goal.reshape(len(goal), -1).astype(np.float32)
+    except ValueError:
+        raise DataError(f"{who}: the target {target!r} is text; use classes") from None
+    if not np.isfinite(found).all():
+        row = int(np.flatnonzero(~np.isfinite(found).all(1))[0]) + 1
+        raise DataError(f"{who}: the target {target!r} has no number in row {row}; drop the row")
+    return found
