@@ -21,7 +21,8 @@ from fedspan.core.errors import (
     path_of,
 )
 from fedspan.core.partition import Indices, Partition
-from fedspan.core.spec import PATHS, changed
+from fedspan.core.spec import PATHS
+from fedspan.core.tables import describe
 from fedspan.core.task import Holdings
 from fedspan.data import columns, images
 from fedspan.data.columns import Array, Columns, is_plain
@@ -80,7 +81,9 @@ class OwnData:
 
     def decisions(self) -> dict[str, Any]:
         """What decides the numbers: a hash of the files in place of their paths."""
-        given = {key: value for key, value in changed(self).items() if key not in PATHS}
+        given = {
+            key: value for key, value in describe(self, changed=True).items() if key not in PATHS
+        }
         return given | {"digest": self.digest()}
 
     def digest(self) -> str:
