@@ -17,7 +17,7 @@ from fedspan.data import datasets as _datasets
 
 def have(name: str) -> Any:
     """The full data set, for slow tests."""
-    if not sets.here(name):
+    if not sets.find(name).here():
         pytest.skip(f"{name} is not here; {sets.find(name).command}")
     return _datasets.load(name)
 

@@ -169,7 +169,7 @@ def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
 def as_callbacks(given: Any) -> tuple[Callback, ...]:
     """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
     several = given if isinstance(given, list | tuple) else (given,)
-    return tuple(tables.as_choice("callback", one, "callbacks") for one in several)
+    return tuple(tables.build("callback", one, "callbacks") for one in several)
 
 
 def _one_by_one(

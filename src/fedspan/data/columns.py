@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import functools
 import gzip
-import hashlib
 import json
 import os
 import struct
@@ -23,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 
+from fedspan.core.digest import digest as core_digest
+from fedspan.core.digest import digest_of_file
 from fedspan.core.errors import DataError, one_line
 from fedspan.core.extras import needs
 
@@ -75,37 +76,32 @@ def read(path: Path) -> Columns:
     return columns
 
 
-def digest(path: Path) -> str:
-    """A hash of a file's bytes, or of all files of a directory; "missing" where there is none."""
-    if path.is_dir():
-        return digest_of(path, sorted(file for file in path.rglob("*") if file.is_file()))
-    return _content(*_state(path)) if path.is_file() else "missing"
+def digest(root: Path, files: Iterable[Path] | None = None, most: int = MOST_BYTES) -> str:
+    """A hash of a file, or of the names and bytes of several; of more than `most` bytes, of their sizes and times.
 
-
-def digest_of(root: Path, files: Iterable[Path]) -> str:
-    """A hash of the names and bytes of files; of more than 200 MB, of names, sizes and times of change."""
-    return _digest_of(root, tuple(_state(file) for file in files))
-
-
-def _state(file: Path) -> tuple[Path, int, int]:
-    about = file.stat() if file.is_file() else None
-    return (file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1)
-
-
-@functools.lru_cache(maxsize=8)
-def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...]) -> str:
-    large = sum(size for *_, size in states) > MOST_BYTES
-    found = hashlib.blake2b(digest_size=8)
-    for file, changed, size in states:
-        said = "missing" if size < 0 else changed if large else _content(file, changed, size)
-        found.update(repr((os.path.relpath(file, root), size, said)).encode())
-    return found.hexdigest()
+    Args:
+        root: The file, or the directory of all files.
+        files: Files to hash; by default the file itself, or all in the directory.
+        most: Bytes of several files up to which all are read.
+    """
+    if files is None:
+        inside = (file for file in sorted(root.rglob("*")) if file.is_file())
+        files = inside if root.is_dir() else [root]
+    states = []
+    for file in files:
+        about = file.stat() if file.is_file() else None
+        states.append((file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1))
+    return _digest_of(root, tuple(states), most)
 
 
 @functools.lru_cache(maxsize=64)
-def _content(path: Path, _changed: int, _size: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], most: int) -> str:
+    large = len(states) > 1 and sum(size for *_, size in states) > most
+    found: list[str] = []
+    for file, changed, size in states:
+        said = "missing" if size < 0 else changed if large else digest_of_file(file)
+        found.append(repr((os.path.relpath(file, root), size, said)))
+    return core_digest(*found)
 
 
 def read_npz(path: Path) -> Columns:

@@ -1,4 +1,8 @@
-"""Examples of your own in a spec: which file, which columns, whose rows, and which of them are for testing."""
+"""Examples of your own in a spec: which file, which columns, whose rows, and which of them are for testing.
+
+A file is read as named columns (`data.columns`). `_features` makes inputs of them, `_targets` what is predicted; then
+rows are divided among clients.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fedspan.core import seeds
 from fedspan.core.errors import (
@@ -21,11 +24,14 @@ from fedspan.core.errors import (
     path_of,
 )
 from fedspan.core.partition import Indices, Partition
-from fedspan.core.spec import PATHS, changed
+from fedspan.core.spec import PATHS
+from fedspan.core.tables import describe
 from fedspan.core.task import Holdings
 from fedspan.data import columns, images
-from fedspan.data.columns import Array, Columns, is_plain
+from fedspan.data.columns import Array, Columns
 from fedspan.data.datasets import Split
+from fedspan.data.partitions.classes import Classes
+from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.data.partitions.natural import Natural
 
 TEST_SHARE = 0.2
@@ -54,14 +60,11 @@ class OwnData:
     test_share: float | None = None  # of each client's rows; 0.2 by default, 0: no test set
 
     def __post_init__(self) -> None:
-        for name in ("path", "test_path"):
-            if getattr(self, name) is not None or name == "path":
-                path_of(name, getattr(self, name))
-        given = [
-            name
-            for name in ("test_path", "test_column", "test_share")
-            if getattr(self, name) is not None
-        ]
+        path_of("path", self.path)
+        if self.test_path is not None:
+            path_of("test_path", self.test_path)
+        tests = ("test_path", "test_column", "test_share")
+        given = [name for name in tests if getattr(self, name) is not None]
         if len(given) > 1:
             raise SpecError(
                 f"`{given[0]}` and `{given[1]}` both say what the test set is; give one of them"
@@ -80,17 +83,21 @@ class OwnData:
 
     def decisions(self) -> dict[str, Any]:
         """What decides the numbers: a hash of the files in place of their paths."""
-        given = {key: value for key, value in changed(self).items() if key not in PATHS}
-        return given | {"digest": self.digest()}
+        given = describe(self, changed=True) | {"digest": self.digest()}
+        return {key: value for key, value in given.items() if key not in PATHS}
 
-    def digest(self) -> str:
-        """A hash of the files, by which changed data is noticed."""
+    def digest(self, most: int = columns.MOST_BYTES) -> str:
+        """A hash of the files, by which changed data is noticed.
+
+        Args:
+            most: Bytes up to which the contents of all images are hashed; above, their sizes and times of change.
+        """
         found = []
         for path in (Path(path) for path in (self.path, self.test_path) if path is not None):
-            found.append(columns.digest(path))
+            found.append(columns.digest(path, most=most))
             if self.images is not None and path.is_file():
                 listed = _listed(path, found[-1], self.images)
-                found.append(columns.digest_of(path.parent, listed))
+                found.append(columns.digest(path.parent, listed, most=most))
         return "-".join(found)
 
     def divide(self, kind: Kind, partition: Partition, seed: int) -> Division:
@@ -101,31 +108,34 @@ class OwnData:
             raise SpecError(
                 "`task.data.client` is missing, the column that says whose a row is; or use another `partition`"
             )
-        if not natural and not classes and type(partition).__name__ in ("Dirichlet", "Classes"):
+        if not classes and isinstance(partition, Dirichlet | Classes):
             raise SpecError(
                 "`task.partition` divides classes, but the target is a number; use iid, quantity or natural"
             )
         pool = np.arange(len(y)) if marked is None else np.flatnonzero(~marked)
         owners = None if owner is None else owner[pool]
-        if natural and owners is not None and partition.clients is None:
+        if natural and partition.clients is None:
             lost = sorted({*map(str, owner)} - {*map(str, owners)})
             if lost:
                 raise DataError(
                     f"`task.data`: client {lost[0]!r} has no training rows, only rows of the test set"
                 )
         parts = [pool[part] for part in partition.split(y[pool], seed, owners)]
-        if marked is None:
+        test = np.arange(0) if marked is None else np.flatnonzero(marked)
+        if marked is None:  # a share of each client's rows; at least one row stays
             share = TEST_SHARE if self.test_share is None else self.test_share
-            parts, test = _held_out(parts, share, seed)
-        else:
-            test = np.flatnonzero(marked)
+            for client, part in enumerate(parts):
+                rng = np.random.Generator(np.random.PCG64(seeds.key(seed, "test share", client)))
+                count = min(round(share * len(part)), len(part) - 1)
+                drawn = rng.permutation(part)
+                parts[client] = np.sort(drawn[count:])
+                test = np.union1d(test, drawn[:count])
         train = np.setdiff1d(pool, test)
-        names = [str(owner[part[0]]) if natural else str(i) for i, part in enumerate(parts)]
         return Division(
             Split(x[train], y[train]),
             Split(x[test], y[test]) if len(test) else None,
             [np.searchsorted(train, part) for part in parts],
-            names,
+            [str(owner[part[0]]) if natural else str(i) for i, part in enumerate(parts)],
             classes,
         )
 
@@ -142,24 +152,15 @@ class Division:
 
     def holdings(self) -> Holdings:
         """How many examples of each class every client has."""
-        if not self.classes:
-            return Holdings(np.array([[len(part)] for part in self.parts]), self.clients)
+        kinds = len(self.classes)
         counts = [
-            np.bincount(self.train.y[part], minlength=len(self.classes)) for part in self.parts
+            np.bincount(self.train.y[part], minlength=kinds) if kinds else [len(part)]
+            for part in self.parts
         ]
         return Holdings(np.stack(counts), self.clients, self.classes)
 
 
-def _held_out(parts: list[Indices], share: float, seed: int) -> tuple[list[Indices], Indices]:
-    """Takes a share of each client's rows for testing; at least one row stays."""
-    kept, out = [], []
-    for client, part in enumerate(parts):
-        rng = np.random.Generator(np.random.PCG64(seeds.key(seed, "test share", client)))
-        count = min(round(share * len(part)), len(part) - 1)
-        drawn = rng.permutation(part)
-        kept.append(np.sort(drawn[count:]))
-        out.append(drawn[:count])
-    return kept, np.sort(np.concatenate(out))
+# --- Files as inputs, targets, owners and test rows ---
 
 
 @functools.lru_cache(maxsize=2)
@@ -168,88 +169,84 @@ def _load(own: OwnData, _digest: str, kind: Kind) -> tuple[Array, Array, Any, An
 
     Test rows are None where a share of each client's is to be drawn.
     """
-    x, goal, owner, marked = _table(own, Path(own.path), kind)
+    x, goal, owner, marked = _table(own, own.path, kind)
     if own.test_path is not None:
-        test_x, test_goal, _, _ = _table(own, Path(own.test_path), kind)
+        test_x, test_goal, _, _ = _table(own, own.test_path, kind)
+        for train, test in ((x, test_x), (goal, test_goal)):
+            if train.shape[1:] != test.shape[1:]:
+                raise DataError(
+                    f"`task.data`: {own.path!r} and {own.test_path!r} have examples of different shape, "
+                    f"{train.shape[1:]} and {test.shape[1:]}"
+                )
         marked = np.repeat([False, True], [len(goal), len(test_goal)])
-        owner = None if owner is None else np.concatenate([owner, owner[:1].repeat(len(test_goal))])
-        x, goal = _joined(x, test_x, own), _joined(goal, test_goal, own)
-    y, classes = (_numbers(goal), []) if kind == "numbers" else _classes(goal)
+        owner = None if owner is None else np.append(owner, owner[:1].repeat(len(test_goal)))
+        x, goal = np.concatenate([x, test_x]), np.concatenate([goal, test_goal])
+    y, classes = _targets(goal, kind)
     return x, y, owner, marked, classes
 
 
-def _joined(train: Array, test: Array, own: OwnData) -> Array:
-    if train.shape[1:] != test.shape[1:]:
-        raise DataError(
-            f"`task.data`: {own.path!r} and {own.test_path!r} have examples of different shape, "
-            f"{train.shape[1:]} and {test.shape[1:]}"
-        )
-    return np.concatenate([train, test])
-
-
-def _table(
-    own: OwnData, path: Path, kind: Kind
-) -> tuple[Array, Array, Array | None, npt.NDArray[np.bool_] | None]:
+def _table(own: OwnData, place: str, kind: Kind) -> tuple[Array, Array, Array | None, Any]:
     """(inputs, raw targets, owners, test rows) of one file."""
+    path = Path(place)
     if path.is_dir():
         files, names = images.class_files(path)
         return images.read(files, own.image_size), np.array(names), None, None
-    found, only_test = columns.read(path), own.test_path is not None and path == Path(own.test_path)
+    found = columns.read(path)
     target = own.target or ("label" if kind == "texts" else "y")
     if own.target is None and target not in found:
         raise SpecError(
             f"`task.data.target` is missing, the column to predict; there are {_known(found)}"
         )
     goal = _column(found, target, "target", path)
-    marks = (
-        None if own.test_column is None else _column(found, own.test_column, "test_column", path)
-    )
-    owner = None if own.client is None or only_test else _column(found, own.client, "client", path)
-    if owner is not None and (empty := np.isin(owner.astype(str), ("", "nan"))).any():
-        raise DataError(
-            f"`task.data.client`: {own.client!r} is empty in row {_first_row(empty)}; fill it or drop the row"
-        )
-    x = _inputs(found, own, target, path, kind)
+    marks = owner = None
+    if own.test_column is not None:
+        marks = _column(found, own.test_column, "test_column", path)
+    if own.client is not None and place != own.test_path:
+        owner = _column(found, own.client, "client", path)
+        if (empty := np.isin(owner.astype(str), ("", "nan"))).any():
+            raise DataError(
+                f"`task.data.client`: {own.client!r} is empty in row {_first_row(empty)}; fill it or drop the row"
+            )
+    x = _features(found, own, target, path, kind)
     for name, array in ((own.client, owner), (own.test_column, marks), ("the features", x)):
         if array is not None and len(array) != len(goal):
             raise DataError(
                 f"`task.data`: {name!r} has {len(array)} rows in {str(path)!r}, but {target!r} has {len(goal)}; "
                 "name the columns to use in `features`"
             )
-    return x, goal, owner, None if marks is None else _marked(marks, own)
+    if marks is None:
+        return x, goal, owner, None
+    words = np.char.lower(marks.astype(str))
+    test = np.isin(words, ("test", "true", "1", "1.0"))
+    wrong = ~test & ~np.isin(words, ("train", "training", "false", "0", "0.0"))
+    if wrong.any():
+        raise DataError(
+            f"`task.data.test_column`: {own.test_column!r} is {str(marks[wrong][0])!r} in row {_first_row(wrong)}; "
+            "write 'train' or 'test', or 0 and 1 for test"
+        )
+    return x, goal, owner, test
 
 
 @functools.lru_cache(maxsize=4)
 def _listed(path: Path, _digest: str, name: str) -> list[Path]:
-    return _places(columns.read(path), name, path)
+    """The images that a column of a file lists; the digest is for the cache."""
+    cells = _column(columns.read(path), name, "images", path)
+    return [path.parent / str(file) for file in cells]
 
 
-def _places(found: Columns, name: str, path: Path) -> list[Path]:
-    """The images that a column lists."""
-    return [path.parent / str(file) for file in _column(found, name, "images", path)]
-
-
-def _inputs(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -> Array:
-    if own.images is not None:
-        return images.read(_places(found, own.images, path), own.image_size)
-    if own.features is not None:
-        _check_features(own.features, target)
-    if kind == "texts":
-        if own.features is not None and len(own.features) > 1:
-            raise SpecError(
-                f"`task.data.features` must be one column of texts, got {', '.join(own.features)}"
-            )
-        name = own.features[0] if own.features else "text"
-        texts = _column(found, name, "features", path)
-        if texts.dtype.kind != "U":
+def _targets(goal: Array, kind: Kind) -> tuple[Array, list[str]]:
+    """Targets as numbers, and the names of their classes."""
+    if kind == "numbers":
+        if goal.dtype.kind not in "biuf":
             raise DataError(
-                f"`task.data.features`: {name!r} of {str(path)!r} has numbers, not texts"
+                f"`task.data.target` is text ({str(goal.flat[0])!r} in row 1); use the task 'classification'"
             )
-        return texts
-    return _stacked(found, own.features, {target, own.client, own.test_column}, path)
-
-
-def _classes(goal: Array) -> tuple[Array, list[str]]:
+        y = goal.reshape(len(goal), -1).astype(np.float64)
+        if not np.isfinite(y).all():
+            raise DataError(
+                f"`task.data.target` has no number in row {_first_row(~np.isfinite(y).all(1))}; drop the row"
+            )
+        return y, []
     if goal.ndim != 1 or goal.dtype.kind == "f":
         got = "floating-point numbers" if goal.ndim == 1 else f"an array of shape {goal.shape}"
         raise DataError(
@@ -266,29 +263,88 @@ def _classes(goal: Array) -> tuple[Array, list[str]]:
     return y.astype(np.int64), [str(name) for name in names]
 
 
-def _numbers(goal: Array) -> Array:
-    if goal.dtype.kind not in "biuf":
-        raise DataError(
-            f"`task.data.target` is text ({str(goal.flat[0])!r} in row 1); use the task 'classification'"
-        )
-    y = goal.reshape(len(goal), -1).astype(np.float64)
-    if not np.isfinite(y).all():
-        raise DataError(
-            f"`task.data.target` has no number in row {_first_row(~np.isfinite(y).all(1))}; drop the row"
-        )
-    return y
+# --- Columns as features ---
 
 
-def _marked(marks: Array, own: OwnData) -> npt.NDArray[np.bool_]:
-    words = np.char.lower(marks.astype(str))
-    test = np.isin(words, ("test", "true", "1", "1.0"))
-    wrong = ~test & ~np.isin(words, ("train", "training", "false", "0", "0.0"))
-    if wrong.any():
+def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -> Array:
+    """The inputs: images that a column lists, one column of texts, or columns of numbers side by side."""
+    if own.images is not None:
+        return images.read(_listed(path, columns.digest(path), own.images), own.image_size)
+    if own.features is not None:
+        _check_features(own.features, target)
+    if kind == "texts":
+        name, *more = own.features or ("text",)
+        if more:
+            raise SpecError(
+                f"`task.data.features` must be one column of texts, got {name}, {', '.join(more)}"
+            )
+        texts = _column(found, name, "features", path)
+        if texts.dtype.kind != "U":
+            raise DataError(
+                f"`task.data.features`: {name!r} of {str(path)!r} has numbers, not texts"
+            )
+        return texts
+    names = own.features or _numeric(found, {target, own.client, own.test_column}, path)
+    parts = []
+    for name in names:
+        part = _column(found, name, "features", path)
+        if part.dtype.kind not in "biuf":
+            raise DataError(
+                f"`task.data.features`: {name!r} of {str(path)!r} is text ({str(part.flat[0])!r} in row 1); leave it "
+                "out or write it as numbers"
+            )
+        if part.dtype.kind == "f" and not np.isfinite(part).all():
+            row = _first_row(~np.isfinite(part.reshape(len(part), -1)).all(1))
+            raise DataError(
+                f"`task.data`: {name!r} of {str(path)!r} has no number in row {row}; fill it or drop the row"
+            )
+        parts.append(part)
+    if len(parts) == 1 and parts[0].ndim > 1:
+        return parts[0]
+    if len({len(part) for part in parts}) > 1 or any(part.ndim > 2 for part in parts):
+        shapes = ", ".join(f"{n!r} {part.shape}" for n, part in zip(names, parts, strict=True))
         raise DataError(
-            f"`task.data.test_column`: {own.test_column!r} is {str(marks[wrong][0])!r} in row {_first_row(wrong)}; "
-            "write 'train' or 'test', or 0 and 1 for test"
+            f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use"
         )
-    return test
+    return np.column_stack(parts)
+
+
+def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
+    """The columns of numbers; a column of numbers with a few words in it is refused rather than left out."""
+    names = []
+    for name, column in found.items():
+        if name in others:
+            continue
+        if column.dtype.kind in "biuf":
+            names.append(name)
+        elif column.dtype.kind in "US" and column.ndim == 1:
+            cells = [str(cell) for cell in column]
+            read = [_is_number(cell) for cell in cells]
+            if 2 * sum(read) <= len(read):
+                continue
+            good = [
+                number and columns.is_plain(cell) for number, cell in zip(read, cells, strict=True)
+            ]
+            row = 0 if all(good) else good.index(False)
+            why = f"has numbers but {cells[row]!r} in row {row + 1}; write it with the digits 0 to 9 alone"
+            if all(good):
+                why = f"has numbers written as text ({cells[0]!r} in row 1); write them without quotes"
+            raise DataError(
+                f"`task.data`: {name!r} of {str(path)!r} {why}, or name the columns to use in `features`"
+            )
+    if not names:
+        raise DataError(
+            f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {_known(found)}"
+        )
+    return names
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_features(given: tuple[str, ...], target: str | None) -> None:
@@ -303,25 +359,6 @@ def _check_features(given: tuple[str, ...], target: str | None) -> None:
         raise SpecError(
             f"`features` has the target {target!r}, which the model must not see; remove it"
         )
-
-
-def _stacked(
-    found: Columns, given: tuple[str, ...] | None, others: set[str | None], path: Path
-) -> Array:
-    """The given columns side by side; where none are given, all columns of numbers besides the others."""
-    names = given or tuple(_numeric(found, others, path))
-    parts = [_feature(_column(found, name, "features", path), name, path) for name in names]
-    if len(parts) == 1 and parts[0].ndim > 1:
-        return parts[0]
-    lengths = {len(part) for part in parts}
-    if len(lengths) > 1 or any(part.ndim > 2 for part in parts):
-        shapes = ", ".join(
-            f"{name!r} {part.shape}" for name, part in zip(names, parts, strict=True)
-        )
-        raise DataError(
-            f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use"
-        )
-    return np.column_stack(parts)
 
 
 def _known(found: Columns) -> str:
@@ -347,59 +384,6 @@ def _column(found: Columns, name: str, key: str, path: Path) -> Array:
     if column.dtype.kind == "O" or (key in ("client", "test_column", "images") and column.ndim > 1):
         raise DataError(
             f"`task.data.{key}`: {name!r} of {str(path)!r} has lists or tables; name a column with one value per row"
-        )
-    return column
-
-
-def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
-    """The columns of numbers; a column of numbers with a few words in it is refused rather than left out."""
-    for name, column in found.items():
-        if name not in others and column.dtype.kind in "US" and column.ndim == 1:
-            numbers = np.array([_is_number(cell) for cell in column], dtype=bool)
-            odd = numbers & ~np.array([is_plain(str(cell)) for cell in column], dtype=bool)
-            if odd.any() and 2 * numbers.sum() > len(numbers):
-                raise DataError(
-                    f"`task.data`: {name!r} of {str(path)!r} has {str(column[odd][0])!r} in row {_first_row(odd)}, "
-                    "which is no plain number; write it with the digits 0 to 9 alone, as in 1000"
-                )
-            if len(numbers) and numbers.all():
-                raise DataError(
-                    f"`task.data`: {name!r} of {str(path)!r} has numbers written as text ({str(column[0])!r} in row "
-                    "1); write them without quotes, or name the columns to use in `features`"
-                )
-            if 2 * numbers.sum() > len(numbers):
-                raise DataError(
-                    f"`task.data`: {name!r} of {str(path)!r} has numbers but {str(column[~numbers][0])!r} in row "
-                    f"{_first_row(~numbers)}; mend it, or name the columns to use in `features`"
-                )
-    names = [
-        name for name, column in found.items() if name not in others and column.dtype.kind in "biuf"
-    ]
-    if not names:
-        raise DataError(
-            f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {_known(found)}"
-        )
-    return names
-
-
-def _is_number(cell: Any) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _feature(column: Array, name: str, path: Path) -> Array:
-    if column.dtype.kind not in "biuf":
-        raise DataError(
-            f"`task.data.features`: {name!r} of {str(path)!r} is text ({str(column.flat[0])!r} in row 1); leave it out "
-            "or write it as numbers"
-        )
-    if column.dtype.kind == "f" and not np.isfinite(column).all():
-        row = _first_row(~np.isfinite(column.reshape(len(column), -1)).all(1))
-        raise DataError(
-            f"`task.data`: {name!r} of {str(path)!r} has no number in row {row}; fill it or drop the row"
         )
     return column
 

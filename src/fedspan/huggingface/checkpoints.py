@@ -40,7 +40,7 @@ def place_of(model: str) -> Path | None:
         return None
     if model == "minilm":
         sets.require([model])
-        found = importlib.util.find_spec(str(sets.find(model).package))
+        found = importlib.util.find_spec(sets.find(model).package)
         assert found is not None
         return Path((found.submodule_search_locations or [""])[0]) / "model"
     if model == "stories260k":
@@ -146,9 +146,9 @@ def _readable(place: Path | None, how: str) -> Iterator[None]:
             raise
         first = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         why = f"it cannot be loaded {how}: {one_line(first)}"
-        named = next((name for name in NAMED if sets.here(name) and place_of(name) == place), None)
-        if named is not None:
-            raise sets.damaged(named, why) from None
+        for known in map(sets.find, NAMED):
+            if known.here() and place_of(known.name) == place:
+                raise known.damaged(why) from None
         raise DataError(f"`task.model` {str(place)!r}: {why}") from None
 
 

@@ -58,7 +58,7 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
 
 def _fresh(given: Any) -> Metric:
     if isinstance(given, str):
-        named: Metric = tables.as_choice("metric", given, "metrics")
+        named: Metric = tables.build("metric", given, "metrics")
         return named
     if isinstance(given, type) and issubclass(given, (Metric, *_torchmetrics())):
         try:

@@ -34,7 +34,7 @@ from fedspan.core.extras import data_frame, needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import Method
 from fedspan.core.signals import ending_by_sigterm
-from fedspan.core.spec import Spec, changed
+from fedspan.core.spec import Spec
 from fedspan.core.terminal import plain
 from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import conduct
@@ -333,7 +333,10 @@ def compare(
         "tail": tail,
     }
     told |= settings | {"run_dir": None if out is None else str(out)}
-    words = [repr({label: changed(method) for label, method in named.items()}), "spec"]
+    words = [
+        repr({label: tables.describe(method, changed=True) for label, method in named.items()}),
+        "spec",
+    ]
     if isinstance(model, nn.Module):
         words[1] = "model, clients"
     elif isinstance(model, str | PathLike):
