@@ -21,7 +21,7 @@ from fedspan.core.errors import SpecError
 from fedspan.metrics import Accuracy
 from fedspan.metrics._own import chosen
 from fedspan.nn.evaluate import Evaluator, by_outputs
-from fedspan.tasks._module import ModelAdapter
+from fedspan.tasks._module import Material
 
 GENERATOR = torch.Generator().manual_seed(0)
 LABELS = torch.randint(0, 4, (101,), generator=GENERATOR)
@@ -116,11 +116,9 @@ def test_concordance_counts_pairs_whose_order_is_known() -> None:
 def evaluated(
     outputs: torch.Tensor, targets: torch.Tensor, loss: Any = None, **settings: Any
 ) -> Any:
-    evaluator = ModelAdapter(nn.Identity(), Settings(device="cpu", **settings), loss).evaluator(
-        (outputs, targets)
-    )
-    assert evaluator is not None
-    return evaluator(nn.Identity())
+    own = Settings(device="cpu", **settings)
+    material = Material(nn.Identity(), loss=loss, settings=own)
+    return material.evaluator(material.read((outputs, targets), "test set"))(nn.Identity())
 
 
 def test_metrics_by_default_follow_the_targets() -> None:
@@ -150,9 +148,7 @@ def test_names_metrics_and_functions_are_taken_and_each_evaluation_starts_afresh
 
     given = ["f1_macro", Accuracy, Accuracy(), share_of_zero]
     assert list(chosen(given)) == ["f1_macro", "accuracy", "share_of_zero"]
-    test = ModelAdapter(nn.Identity(), Settings(device="cpu")).client_data(
-        (LOGITS, LABELS), "test set"
-    )
+    test = Material(nn.Identity()).read((LOGITS, LABELS), "test set")
     evaluator = Evaluator(test, by_outputs(F.cross_entropy), given, torch.device("cpu"))
     assert evaluator(nn.Identity()) == evaluator(nn.Identity())
     assert evaluator(nn.Identity())["share_of_zero"] == pytest.approx(

@@ -13,7 +13,7 @@ all that it does is to apply the model to the inputs and `cross_entropy`, `mse_l
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -52,19 +52,16 @@ class Weight:
             return self.start + self.at
         return (self.start + lift(self.factor, self.at[0].movedim(-1, 1))).unsqueeze(0)
 
-    def take(self, gradient: Tensor) -> None:
-        """Takes the gradient."""
-        if self.grad is not None:
+    def take(self, gradient: Tensor, more: Tensor | None = None) -> None:
+        """Takes the gradient, or the product of two matrices per client as the gradient."""
+        if more is not None and self.grad is not None:
+            torch.bmm(gradient, more, out=self.grad)
+        elif more is not None:
+            self.at.baddbmm_(gradient, more, alpha=-self.lr)
+        elif self.grad is not None:
             self.grad.copy_(gradient)
         else:
             self.at.sub_(gradient, alpha=self.lr)
-
-    def take_product(self, a: Tensor, b: Tensor) -> None:
-        """Takes the gradient a b, matrices per client."""
-        if self.grad is not None:
-            torch.bmm(a, b, out=self.grad)
-        else:
-            self.at.baddbmm_(a, b, alpha=-self.lr)
 
 
 class Layer:
@@ -73,13 +70,11 @@ class Layer:
     first = False  # whether nothing before it is trained, so that no gradient is passed on
     alone = False  # whether it takes one client at a time
     dims: int | None = None  # axes of an example that it takes; None: any number
-    prefix: str | None = None  # of its parameters' names; None: it has none
-    w: Weight
+    w: Weight  # of a layer that is trained
     b: Weight | None
 
-    def bind(self, weights: dict[str, Weight]) -> None:
-        """Takes the weights of the point from which the next gradient is computed."""
-        self.w, self.b = weights[f"{self.prefix}weight"], weights.get(f"{self.prefix}bias")
+    def __init__(self, prefix: str | None = None) -> None:
+        self.prefix = prefix  # of its parameters' names; None: it has none
 
     def seen(self, h: Tensor) -> tuple[Tensor, ...]:
         """What depends on the input and not on the point, so that the first layer forms it once per round."""
@@ -90,14 +85,8 @@ class Layer:
         raise NotImplementedError
 
     def backward(self, d: Tensor) -> Tensor:
-        """Writes the gradients of the weights; returns that of the input."""
+        """Gives the gradients of the weights to them; returns that of the input."""
         raise NotImplementedError
-
-    def release(self) -> None:
-        """Drops what it keeps of the last pass."""
-        kept = [name for name, one in vars(self).items() if isinstance(one, Tensor | Weight)]
-        for name in kept:
-            delattr(self, name)
 
 
 class Flatten(Layer):
@@ -128,6 +117,7 @@ class MaxPool(Layer):
     alone, dims = True, 3
 
     def __init__(self, layer: nn.MaxPool2d) -> None:
+        super().__init__()
         sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
         self.how = (*((n, n) if isinstance(n, int) else n for n in sizes), layer.ceil_mode)
 
@@ -147,36 +137,32 @@ class Linear(Layer):
 
     dims = 1
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-
     def seen(self, h: Tensor) -> tuple[Tensor, ...]:
-        if self.w.factor is None:
+        if self.w.factor is None or self.w.start is None:
             return (h,)
-        assert self.w.start is not None
         rows = h.reshape(1, -1, h.shape[-1])
         base = rows[0] @ self.w.start.mT
         return tuple(part.view(*h.shape[:2], -1) for part in (self.w.factor.down(rows), base))
 
     def forward(self, h: Tensor, *more: Tensor) -> Tensor:
         self.h = h  # h Pᵀ inside a subspace
-        self.full = self.w.value() if self.w.factor is None else None
         b = None if self.b is None else self.b.value().unsqueeze(1)
-        if self.full is not None:
+        if self.w.factor is None:
+            self.full = self.w.value()
             return torch.bmm(h, self.full.mT) if b is None else torch.baddbmm(b, h, self.full.mT)
         out = torch.baddbmm(more[0], h, self.w.at.mT)
         return out if b is None else out.add_(b)
 
     def backward(self, d: Tensor) -> Tensor:
         back = d
-        if not self.first and self.full is not None:
+        if self.first:
+            pass
+        elif self.w.factor is None or self.w.start is None:
             back = torch.bmm(d, self.full)
-        elif not self.first:
-            assert self.w.start is not None
-            assert self.w.factor is not None
+        else:
             outside = self.w.factor.up(torch.bmm(d, self.w.at).flatten(0, 1).unsqueeze(0))
             back = outside[0].addmm_(d.flatten(0, 1), self.w.start).view(*d.shape[:2], -1)
-        self.w.take_product(d.mT, self.h)
+        self.w.take(d.mT, self.h)
         if self.b is not None:
             self.b.take(d.sum(1))
         return back
@@ -186,16 +172,16 @@ class Conv(Layer):
     """A convolution with one client's weights."""
 
     alone, dims = True, 3
-    columns: Tensor | None = None  # the input's windows, if the convolution is a product
 
     def __init__(self, prefix: str, layer: nn.Conv2d) -> None:
-        self.prefix, self.size = prefix, layer.kernel_size
-        self.padding = cast(tuple[int, int], layer.padding)
+        super().__init__(prefix)
+        self.size, self.padding = layer.kernel_size, cast(tuple[int, int], layer.padding)
         self.how = (layer.stride, self.padding, layer.dilation, layer.groups)
-        self.few = layer.in_channels <= FEW_CHANNELS and layer.groups == 1
+        self.few = layer.in_channels <= FEW_CHANNELS and self.how[2:] == ((1, 1), 1)
 
     @property
     def _unfolds(self) -> bool:
+        """Whether the convolution is one product with the windows of its input."""
         return self.first and self.few and self.w.factor is None
 
     def seen(self, h: Tensor) -> tuple[Tensor, ...]:
@@ -205,51 +191,43 @@ class Conv(Layer):
         return (h[0].contiguous(memory_format=torch.channels_last).unsqueeze(0),)
 
     def forward(self, h: Tensor, *more: Tensor) -> Tensor:
+        self.h = h[0]
         self.full, bias = self.w.value()[0], None if self.b is None else self.b.value()[0]
         if not self._unfolds:
-            self.h, self.columns = h[0], None
             return F.conv2d(self.h, self.full, bias, *self.how).unsqueeze(0)
-        # One product with the windows of an input that is padded already.
-        x, (stride, _, dilation, _) = h[0], self.how
-        n, c, *space = x.shape
-        spans = zip(space, dilation, self.size, stride, strict=True)
-        rows, cols = ((m - d * (k - 1) - 1) // step + 1 for m, d, k, step in spans)
-        example, channel, row, col = x.stride()
-        by_window = (channel, row * dilation[0], col * dilation[1])
-        by_place = (example, row * stride[0], col * stride[1])
-        windows = x.as_strided(
-            (c, *self.size, n, rows, cols), by_window + by_place, x.storage_offset()
-        )
-        columns = self.columns = windows.reshape(c * self.size[0] * self.size[1], -1)
+        windows = self.h
+        for axis, (size, step) in enumerate(zip(self.size, self.how[0], strict=True), 2):
+            windows = windows.unfold(axis, size, step)
+        n, _, rows, cols, *_ = windows.shape
         kernel = self.full.flatten(1).mT
+        columns = self.h = windows.permute(1, 4, 5, 0, 2, 3).reshape(len(kernel), -1)
         out = columns.mT @ kernel if bias is None else torch.addmm(bias, columns.mT, kernel)
         return out.view(n, rows, cols, -1).permute(0, 3, 1, 2).unsqueeze(0)
 
     def backward(self, d: Tensor) -> Tensor:
-        delta = d[0].contiguous(memory_format=torch.channels_last)
+        delta, down = d[0].contiguous(memory_format=torch.channels_last), d[0]
         if self.b is not None:
             self.b.take(delta.sum((0, 2, 3)).unsqueeze(0))
-        if self.columns is not None:
-            product = self.columns @ delta.permute(0, 2, 3, 1).flatten(0, 2)
+        if self._unfolds:
+            product = self.h @ delta.permute(0, 2, 3, 1).flatten(0, 2)
             self.w.take(product.mT.reshape(self.w.at.shape))
             return d
-        down = None
         if self.w.factor is None:
-            down, weight, _ = self._back(delta, self.h, self.full, [not self.first, True, False])
-            self.w.take(weight.unsqueeze(0))
+            down, weight, _ = self._back(delta, self.h, self.full, not self.first, True)
         else:
             if not self.first:
-                down = self._back(delta, self.h, self.full, [True, False, False])[0]
+                down = self._back(delta, self.h, self.full, True, False)[0]
             narrow = channels(self.w.factor, self.how[3])(self.h)
             shape = delta.new_empty(1).expand(self.w.at[0].movedim(-1, 1).shape)
-            inner = self._back(delta, narrow, shape, [False, True, False])[1]
-            self.w.take(inner.movedim(1, -1).unsqueeze(0))
-        return d if down is None else down.unsqueeze(0)
+            weight = self._back(delta, narrow, shape, False, True)[1].movedim(1, -1)
+        self.w.take(weight.unsqueeze(0))
+        return d if self.first else down.unsqueeze(0)
 
-    def _back(self, delta: Tensor, h: Tensor, weight: Tensor, which: list[bool]) -> Any:
+    def _back(self, delta: Tensor, h: Tensor, weight: Tensor, *which: bool) -> Any:
+        """The gradients by the input and by the weight, those of them that are asked for."""
         *how, groups = self.how
         return torch.ops.aten.convolution_backward(
-            delta, h, weight, None, *how, False, [0, 0], groups, which
+            delta, h, weight, None, *how, False, [0, 0], groups, [*which, False]
         )
 
 
@@ -259,13 +237,12 @@ class LossGradient:
 
     loss: Callable[..., Tensor]  # one of `LOSSES`
     ignore_index: int = -100
-    label_smoothing: float = 0.0
 
     def fits(self, targets: Tensor, width: int) -> bool:
-        """Whether the formula holds for targets (clients, examples, …) of outputs `width` wide."""
+        """Whether the formula holds for targets (examples, …) of outputs `width` wide."""
         if self.loss is F.cross_entropy:
-            return targets.dtype == torch.int64 and targets.dim() == 2 and not self.label_smoothing
-        return targets.dim() == 3 and targets.shape[2] == width
+            return targets.dtype == torch.int64 and targets.dim() == 1
+        return targets.shape[1:] == (width,)
 
     def ready(self, targets: Tensor, batch: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """What the gradients of a round's batches need of its targets."""
@@ -313,24 +290,17 @@ def loss_gradient(loss: Callable[[Any, Any], Any]) -> LossGradient | None:
         function, given = loss(model, (inputs, targets))
     except Exception:  # whatever a function raises that needs a tensor
         return None
-    if given.pop("input") is not outputs or given.pop("target") is not targets:
-        return None
-    if given.pop("reduction") != "mean":
-        return None
-    ours = {name: given.pop(name) for name in ("ignore_index", "label_smoothing") if name in given}
-    if any(one is not None for one in given.values()):  # such as weights of classes
-        return None
-    return LossGradient(function, **ours)
+    ignored = given.pop("ignore_index", -100)
+    plain = {"input": outputs, "target": targets, "reduction": "mean", "label_smoothing": 0.0}
+    # others are such as weights of classes
+    alike = all(
+        value is plain.get(name) or value == plain.get(name) for name, value in given.items()
+    )
+    return LossGradient(function, ignored) if alike else None
 
 
-@dataclass(frozen=True, eq=False)
-class Chain:
-    """The layers of a network in order, and what its outputs are compared by."""
-
-    before: Sequence[Layer]
-    first: Layer  # that is trained
-    after: Sequence[Layer]
-    loss: LossGradient
+Chain = tuple[list[Layer], LossGradient]
+"""The layers of a network in order, and what its outputs are compared by."""
 
 
 class ChainRun:
@@ -339,9 +309,8 @@ class ChainRun:
     def __init__(
         self, chain: Chain, layout: Layout, clients: int, x: Vector | None, P: LinearMap | None
     ) -> None:
-        self.chain, blocks = chain, layout.blocks
-        self.layers = (*chain.before, chain.first, *chain.after)
-        self.trained = [layer for layer in self.layers if layer.prefix is not None]
+        (self.layers, self.loss), blocks = chain, layout.blocks
+        self.before = sum(layer.first for layer in self.layers) - 1  # layers before one is trained
         size = 1 if any(layer.alone for layer in self.layers) else clients
         self.shares = [slice(i, i + size) for i in range(0, clients, size)]
         self.names, full = [block.name for block in blocks], [block.size for block in blocks]
@@ -353,8 +322,7 @@ class ChainRun:
         ]
         self.starts: list[Tensor | None] = [None] * len(blocks)
         if x is not None:
-            parts = zip(x.view(-1).split(full), blocks, strict=True)
-            self.starts = [part.view(b.shape) for part, b in parts]
+            self.starts = [part[0, 0] for part in layout.split(x).values()]
         self._parts: tuple[Tensor, ...] | None = None
 
     def split(self, v: Vector) -> list[Tensor]:
@@ -374,32 +342,37 @@ class ChainRun:
 
     def __call__(self, parts: tuple[Tensor, ...], place: slice) -> None:
         """The gradients on the batch in `place` of the gathered examples (clients, examples, …)."""
-        chain, fresh = self.chain, parts is not self._parts
+        before, (first, *after) = self.layers[: self.before], self.layers[self.before :]
+        fresh = parts is not self._parts
         if fresh:
             self._parts, self._seen = parts, list[tuple[Tensor, ...]]()
             batch = len(range(*place.indices(parts[0].shape[1])))
-            self._targets = chain.loss.ready(parts[1], batch, parts[0].dtype)
+            self._targets = self.loss.ready(parts[1], batch, parts[0].dtype)
         for number, (share, weights) in enumerate(zip(self.shares, self.weights, strict=True)):
-            for layer in self.trained:
-                layer.bind(weights)
+            for layer in self.layers:
+                if layer.prefix is not None:
+                    layer.w = weights[f"{layer.prefix}weight"]
+                    layer.b = weights.get(f"{layer.prefix}bias")
             if fresh:
                 h = parts[0][share]
-                for layer in chain.before:
+                for layer in before:
                     h = layer.forward(h)
-                self._seen.append(chain.first.seen(h))
-            h = chain.first.forward(*(part[:, place] for part in self._seen[number]))
-            for layer in chain.after:
+                self._seen.append(first.seen(h))
+            h = first.forward(*(part[:, place] for part in self._seen[number]))
+            for layer in after:
                 h = layer.forward(*layer.seen(h))
-            d = chain.loss(h, *(part[share, place] for part in self._targets))
-            for layer in reversed(chain.after):
+            d = self.loss(h, *(part[share, place] for part in self._targets))
+            for layer in reversed(after):
                 d = layer.backward(d)
-            chain.first.backward(d)
+            first.backward(d)
 
     def release(self) -> None:
         """Drops the point, whose memory the work after the steps can use. What was seen of the inputs stays."""
         self.weights = []
         for layer in self.layers:
-            layer.release()
+            kept = [name for name, one in vars(layer).items() if isinstance(one, Tensor | Weight)]
+            for name in kept:
+                delattr(layer, name)
 
 
 def chain_of(
@@ -432,12 +405,13 @@ def chain_of(
         names += [prefix + key for key, _ in module.named_parameters()]
         width = module.out_features if isinstance(module, nn.Linear) else width
     alike = sorted(names) == sorted(block.name for block in layout.blocks)
-    if dims != 1 or not width or not alike or not known.fits(targets.unsqueeze(0), width):
+    if dims != 1 or not width or not alike or not known.fits(targets, width):
         return None
-    trained = next(i for i, layer in enumerate(layers) if layer.prefix is not None)
-    for layer in layers[: trained + 1]:
+    for layer in layers:
         layer.first = True
-    return Chain(layers[:trained], layers[trained], layers[trained + 1 :], known)
+        if layer.prefix is not None:
+            break
+    return layers, known
 
 
 def _modules(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

@@ -72,8 +72,8 @@ def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None
     return g
 
 
-class GradientDirection:
-    """y ↦ ∇f(y) + plus, each call on the next batch."""
+class GradientDirection(InPlaceDirection):
+    """y ↦ ∇f(y) + plus, each call on the next batch; at the point of `in_place` no vector is copied per step."""
 
     def __init__(
         self,
@@ -85,74 +85,56 @@ class GradientDirection:
     ) -> None:
         self.module, self.losses, self.plus = module, losses, plus
         self.training, self.base = training, base
-
-    def gradient(self, y: Vector) -> Vector:
-        """∇f(y) on the next batch."""
-        with torch.inference_mode(False):
-            return self.module.grad(y, next(self.losses)).to(y.device)
-
-    def __call__(self, y: Vector) -> Vector:
-        g = finish_(self.gradient(y), self.training, y, self.base)
-        return g if self.plus is None else g + term(self.plus, y)
-
-
-class InPlaceGradient(GradientDirection, InPlaceDirection):
-    """The same for a point in the module's own memory: no vector is copied per step."""
-
-    _place: Place | None = None
+        self._place: Place | None = None
 
     @contextlib.contextmanager
     def in_place(self, start: Vector) -> Iterator[Vector]:
         """See `InPlaceDirection`."""
-        with contextlib.ExitStack() as stack:
-            with torch.inference_mode(False):
-                self._place = stack.enter_context(self.module.in_place(start))
+        with self.module.in_place(start) as self._place:
             yield self._place[0]
         self._place = None
 
     def __call__(self, y: Vector) -> Vector:
         if self._place is None or y is not self._place[0]:
-            return super().__call__(y)
+            with self.in_place(y) as y:
+                return self(y)
         _, g, backward = self._place
         finishes = self.training.clip is not None or self.training.weight_decay
-        with torch.inference_mode(False), torch.enable_grad():
-            if self.plus is None or finishes:
-                g.zero_()
-            else:
-                g.copy_(term(self.plus, y))  # the backward pass adds to it
+        if self.plus is None or finishes:
+            g.zero_()
+        else:
+            g.copy_(term(self.plus, y))  # the backward pass adds to it
+        with torch.inference_mode(False):
             backward(next(self.losses))
-            finish_(g, self.training, y, self.base)
-            return g.add_(term(self.plus, y)) if finishes and self.plus is not None else g
+        finish_(g, self.training, y, self.base)
+        return g.add_(term(self.plus, y)) if finishes and self.plus is not None else g
 
 
-class PrivateGradient(GradientDirection):
-    """The same with differential privacy for each example (DP-SGD, Abadi et al. 2016).
+@torch.inference_mode(False)
+def private_gradient(
+    at: FlatModule | Restricted,
+    examples: Iterator[list[Loss]],
+    privacy: Privacy,
+    expected: int,
+    y: Vector,
+) -> Vector:
+    """∇f(y) with differential privacy for each example (DP-SGD, Abadi et al. 2016).
 
     The gradient of every example is clipped before they are added, noise is added to the sum, and the divisor is the
     batch size, whatever the number of examples that were drawn. Examples are taken one by one, so that one gradient is
     in memory; inside a subspace it has r numbers.
     """
-
-    def __init__(
-        self, privacy: Privacy, expected: int, examples: Iterator[list[Loss]], *rest: Any
-    ) -> None:
-        super().__init__(rest[0], iter(()), *rest[1:])
-        assert privacy.clip is not None
-        self.clip, self.scale = privacy.clip, (privacy.noise or 0.0) * privacy.clip
-        self.expected, self.examples = expected, examples
-
-    def gradient(self, y: Vector) -> Vector:
-        total = torch.zeros_like(y, dtype=torch.float64)
-        with torch.inference_mode(False):
-            for loss in next(self.examples):
-                g = self.module.grad(y, loss).to(y.device).double()
-                length = g.norm()
-                if torch.isfinite(length):  # an example without a gradient counts as zeros
-                    total = total + g * (self.clip / length).clamp(max=1.0)
-        if self.scale:  # from the client's own machine, never from a shared seed
-            noise = normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
-            total = rounded(total + self.scale * noise, self.scale)
-        return (total / self.expected).to(y.dtype)
+    assert privacy.clip is not None
+    total, scale = torch.zeros_like(y, dtype=torch.float64), (privacy.noise or 0.0) * privacy.clip
+    for loss in next(examples):
+        g = at.grad(y, loss).double()
+        length = g.norm()
+        if torch.isfinite(length):  # an example without a gradient counts as zeros
+            total = total + g * (privacy.clip / length).clamp(max=1.0)
+    if scale:  # from the client's own machine, never from a shared seed
+        noise = normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
+        total = rounded(total + scale * noise, scale)
+    return (total / expected).to(y.dtype)
 
 
 class TorchObjective(Objective):
@@ -191,7 +173,7 @@ class TorchObjective(Objective):
             with torch.inference_mode(False):
                 batch = placed(source.take(part), problem.device)
                 g = problem.module.grad(x, self._loss(batch, number))
-            total = total + g.to(x.device) * (len(part) / len(source))
+            total = total + g * (len(part) / len(source))
         return finish_(total, replace(problem.training, clip=None), x)
 
     def direction(self, plus: Plus = None) -> Direction:
@@ -206,15 +188,20 @@ class TorchObjective(Objective):
 
     def _along(
         self, at: FlatModule | Restricted, plus: Plus, base: Vector | None = None
-    ) -> GradientDirection:
+    ) -> Direction:
         problem = self.problem
-        rest = (plus, problem.training, base)
-        if problem.privacy is not None:
-            expected = min(problem.batch_size, len(problem.client_data[self.client]))
-            return PrivateGradient(problem.privacy, expected, self._examples, at, *rest)
-        here = problem.module.same_dtype and problem.device.type == "cpu"
-        kind = InPlaceGradient if here and at.direct else GradientDirection
-        return kind(at, self._losses, *rest)
+        if problem.privacy is None:
+            return GradientDirection(at, self._losses, plus, problem.training, base)
+        expected = min(problem.batch_size, len(problem.client_data[self.client]))
+        gradient = functools.partial(
+            private_gradient, at, self._examples, problem.privacy, expected
+        )
+
+        def direction(y: Vector) -> Vector:
+            g = finish_(gradient(y), problem.training, y, base)
+            return g if plus is None else g + term(plus, y)
+
+        return direction
 
     def _loss(self, batch: Batch, number: int) -> Loss:
         """f on a batch. What the network draws (dropout) is decided by (seed, round, client, step) alone."""

@@ -34,7 +34,6 @@ from fedspan.nn.module import FlatModule, Restricted
 from fedspan.nn.objective import Cohort, TorchObjective
 from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of, state_dtype
 
-Evaluate = Callable[[nn.Module], Mapping[str, float]]
 COUNTER = "num_batches_tracked"  # of BatchNorm; with momentum=None it weights the next batch
 LARGE = 1 << 22  # numbers of a model that clients in one process train in the memory of x itself
 SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
@@ -50,12 +49,11 @@ class TorchProblem(Problem):
         rules: What becomes of each trained tensor, from `projection_rules(model)`.
         settings: Batch size, device, clip, weight decay and so on.
         seed: Decides the mini-batches, dropout and augmentation.
-        evaluate: `evaluate(model)` gives the metrics. None: there are none.
         on_client: Whether this is one client's machine, which needs no copy of the start unless the settings say so.
         names: The clients' names. None: their numbers.
+        tests: The evaluations on the "test set" and the "validation set", as far as there are any.
         client_tests: Gives the part (train, test or validation) that a client is evaluated on, and its evaluation.
             None: clients are not evaluated.
-        test_examples: The number of examples of the test set, if any.
     """
 
     cohort_mode = "per_client"
@@ -69,11 +67,10 @@ class TorchProblem(Problem):
         settings: Settings,
         *,
         seed: int = 0,
-        evaluate: Evaluate | None = None,
         on_client: bool = False,
         names: Sequence[str] | None = None,
+        tests: Mapping[str, Evaluator] | None = None,
         client_tests: Callable[[int], tuple[str, Evaluator]] | None = None,
-        test_examples: int | None = None,
     ) -> None:
         if not clients:
             raise DataError("there are no clients; give at least one")
@@ -83,8 +80,7 @@ class TorchProblem(Problem):
         self.client_data, self.clients, self.names = clients, len(clients), names
         self.here: Sequence[int] = getattr(clients, "here", range(len(clients)))
         self.seeds, self.on_client = (seed,), on_client
-        self._evaluate, self.client_tests = evaluate, client_tests
-        self.test_examples = test_examples
+        self.tests, self.client_tests = tests or {}, client_tests
         private = settings.dp is not None and settings.dp.level == "example"
         self.privacy = settings.dp if private else None  # of single examples
         self.augment = augmentation(self.training.augment)
@@ -118,7 +114,7 @@ class TorchProblem(Problem):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a process that shares the clients' work is sent: all but the evaluation."""
-        return vars(self) | {"_evaluate": None, "client_tests": None}
+        return vars(self) | {"tests": {}, "client_tests": None}
 
     @property
     def local_data(self) -> Sequence[Any]:
@@ -165,21 +161,24 @@ class TorchProblem(Problem):
 
     def can_batch(self) -> bool:
         """Whether a cohort may be one batched computation, as far as can be told without trying."""
-        stateful = any(True for _ in self.model.buffers()) or self.privacy is not None
-        if stateful or self.device.type != "cpu":
+        data, stateful = self.client_data, any(True for _ in self.model.buffers())
+        if stateful or self.privacy is not None or self.device.type != "cpu":
             return False
-        if isinstance(self.client_data, Clients):
-            tensors = self.client_data.sizes is not None  # they are known of tensors alone
+        if isinstance(data, Clients):
+            tensors = data.sizes is not None  # they are known of tensors alone
         else:
-            tensors = all(isinstance(one, Tensors) and not one.names for one in self.client_data)
-        return (
-            tensors and len(np.unique(np.minimum(sizes_of(self.client_data), self.batch_size))) == 1
-        )
+            tensors = all(isinstance(one, Tensors) and not one.names for one in data)
+        return tensors and len(np.unique(np.minimum(sizes_of(data), self.batch_size))) == 1
 
     @property
     def has_test_data(self) -> bool:
         """Whether the server's model is evaluated on data of its own."""
-        return self._evaluate is not None
+        return bool(self.tests)
+
+    @property
+    def test_examples(self) -> int | None:
+        """The number of examples of the test set; None: there is none."""
+        return len(self.tests["test set"].data) if "test set" in self.tests else None
 
     def sampling_rate(self) -> float:
         """The largest probability with which an example is in a batch, of clients on this machine."""
@@ -191,13 +190,14 @@ class TorchProblem(Problem):
         """Metrics of a server model; the training loss where there is no data to evaluate on."""
         self._load(x, buffers)
         found = dict[str, float]()
-        if self._evaluate is not None:
+        for part, test in self.tests.items():
+            prefix = "validation_" if part == "validation set" else ""
             with torch.inference_mode():
-                found |= self._evaluate(self.model)
-        elif self.here and not self.on_client:
+                found |= {prefix + name: value for name, value in test(self.model).items()}
+        if not self.tests and self.here and not self.on_client:
             found["training_loss"] = float(self.training_loss(x, buffers)[0])
         if not all_finite(x):
-            found["training_loss" if self._evaluate is None else "loss"] = float("nan")
+            found["loss" if self.tests else "training_loss"] = float("nan")
         return {name: np.array([value]) for name, value in found.items()}
 
     def evaluate_clients(

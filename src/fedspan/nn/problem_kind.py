@@ -31,7 +31,7 @@ from torch.func import functional_call
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.metric import IGNORED
 from fedspan.metrics._collected import one_number
-from fedspan.nn.batches import Batch, ClientData, Loader, Tensors, drawing
+from fedspan.nn.batches import Batch, ClientData, Items, Loader, Tensors, drawing
 from fedspan.nn.client_data import narrowed
 
 OutputLoss = Callable[[Tensor, Tensor], Tensor]
@@ -359,29 +359,14 @@ def doubles(once: float, twice: float) -> bool:
     return abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-4)
 
 
-@dataclass(frozen=True, eq=False)
-class Converted:
-    """Examples that are converted batch by batch."""
-
-    data: ClientData
-    kind: ProblemKind
-    who: str
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def take(self, index: Tensor) -> Batch:
-        """(inputs, targets) as the model and the loss take them."""
-        return self.kind.batch(self.data.take(index), self.who)
-
-
 def converted(data: ClientData, kind: ProblemKind, who: str) -> ClientData:
     """A client's data as the model and the loss take it; tensors are converted and checked at once."""
     if isinstance(data, Loader):
         return replace(data, data=converted(data.data, kind, who))
     if isinstance(data, Tensors):
         return Tensors(kind.batch(data.take(slice(None)), who))
-    return Converted(data, kind, who)
+    assert isinstance(data, Items)
+    return replace(data, convert=kind.batch, who=who)
 
 
 def _of_one(shape: Any) -> str:
