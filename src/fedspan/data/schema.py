@@ -270,7 +270,9 @@ def numbers(cells: Array, column: Column, who: str) -> Floats:
     return np.array([known[one] for one in text.tolist()], np.float64).reshape(-1, 1)
 
 
-def describe(table: Mapping[str, Any], asked: Features, others: Iterable[str] = ()) -> Facts:
+def describe(
+    table: Mapping[str, Any], asked: Features, others: Iterable[str] = (), who: str = "the table"
+) -> Facts:
     """Return what a client tells of its columns: type, rows, gaps, how many values differ, texts with their counts."""
     facts: Facts = {}
     for name in (name for name in map(str, table) if name not in {*others, *asked.ignore}):
@@ -279,7 +281,17 @@ def describe(table: Mapping[str, Any], asked: Features, others: Iterable[str] = 
             facts[name] = {"rows": len(cells), "type": "array"}
             continue
         coded = name in asked.categories
+        used = asked.features is None or name in asked.features
         kind, filled = _typed(texts(cells) if coded else cells, coded)
+        if kind == "text" and used and not coded:
+            read = [_is_number(cell) for cell in filled.tolist()]
+            if 2 * sum(read) > len(read):
+                word = str(filled[read.index(False)])
+                row = texts(cells).tolist().index(word) + 1
+                raise DataError(
+                    f"{who}: column {name!r} has numbers but {word!r} in row {row}; correct it, or name the column in "
+                    "`categories` or `ignore`"
+                )
         values, counts = np.unique(filled, return_counts=True)
         number = kind == "number"
         facts[name] = {
@@ -311,14 +323,20 @@ def _typed(cells: Array, coded: bool) -> tuple[str, Array]:
         return "empty", filled
     if coded:
         return "text", filled
-    if all(one.isascii() and "_" not in one for one in values.tolist()):
-        try:
-            return "number", filled.astype(np.float64)
-        except ValueError:
-            pass
+    if all(_is_number(one) for one in values.tolist()):
+        return "number", filled.astype(np.float64)
     if {one.lower() for one in values.tolist()} <= {*TRUE, *FALSE}:
         return "boolean", filled
     return ("date" if _are_dates(values) else "text"), filled
+
+
+def _is_number(cell: str) -> bool:
+    """Return whether a cell is a number; Python would also read 1_000 and digits of other scripts."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return cell.isascii() and "_" not in cell
 
 
 def agree(told: Mapping[str, Facts], asked: Features, others: Sequence[str] = ()) -> Schema:
@@ -465,7 +483,7 @@ def agreed(
     tables: Mapping[str, Mapping[str, Any]], asked: Features, others: Sequence[str] = ()
 ) -> Schema:
     """Return the schema of clients' tables in one process: the steps that clients on their own machines take."""
-    told = {who: describe(table, asked, others) for who, table in tables.items()}
+    told = {who: describe(table, asked, others, who) for who, table in tables.items()}
     schema = agree(told, asked, others)
     for about in (False, True):
         total = sum(sums(schema, table, who, about) for who, table in tables.items())

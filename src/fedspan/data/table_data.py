@@ -34,44 +34,54 @@ class TableData(Mapping[str, dict[str, Pair]]):
 
     def __init__(
         self,
-        tables: Mapping[str, Mapping[str, Array]],
+        train: Mapping[str, Mapping[str, Array]],
+        tests: Mapping[str, Mapping[str, Array]],
         target: str,
         asked: Features,
         *,
-        test_share: float,
-        seed: int,
         numbers: bool,
         others: Sequence[str] = (),
+        pooled: Mapping[str, Array] | None = None,
+        schema: Schema | None = None,
+        classes: Sequence[Any] | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        others = (target, *others)
-        kept, held = {}, {}
-        for number, (who, table) in enumerate(tables.items()):
-            if target not in table:
-                hint = did_you_mean(target, set(table))
-                raise DataError(f"{who} has no column {target!r}{hint}; `target` names it")
-            size = len(table[target])
-            rng = np.random.Generator(np.random.PCG64(seeds.key(seed, "test share", number)))
-            order = rng.permutation(size)
-            count = min(round(test_share * size), size - 1)
-            kept[who] = rows_of(table, np.sort(order[count:]))
-            held[who] = rows_of(table, np.sort(order[:count]))
-        self.target = target
-        self.schema = agreed(kept, asked, others)
-        self.classes = [] if numbers else _classes({who: t[target] for who, t in tables.items()})
+        """Agree on the features of the clients' training rows, unless there is a schema.
+
+        Args:
+            train: Each client's training rows, as columns by name.
+            tests: Those of a client's rows that it is evaluated on.
+            target: The column to predict.
+            asked: How columns become features.
+            numbers: Whether the target is a number, and no class.
+            others: Columns that are no features, besides the target.
+            pooled: Rows of no client that are for tests.
+            schema: What clients on several machines have agreed on.
+            classes: The same for the names of the classes.
+            dtype: Of features and of targets that are numbers.
+        """
+        self.target, self.dtype = target, dtype
+        self.schema = agreed(train, asked, (target, *others)) if schema is None else schema
+        self.classes: list[Any] = list(classes or ())
+        if not numbers and classes is None:
+            given = {who: table[target] for who, table in (*train.items(), *tests.items())}
+            self.classes = classes_of(given)
         self.own: dict[str, Schema] = {}
-        if asked.standardize == "client":
-            self.own = {who: own_scale(self.schema, table, who) for who, table in kept.items()}
+        if self.schema.standardize == "client":
+            self.own = {who: own_scale(self.schema, table, who) for who, table in train.items()}
         self._parts: dict[str, dict[str, Pair]] = {}
-        pooled: list[Pair] = []
-        for who in tables:
+        together: list[Pair] = []
+        for who, table in train.items():
             own = self.own.get(who)
-            self._parts[who] = {"train": self._pair(kept[who], who, own)}
-            if len(held[who][target]):
-                self._parts[who]["test"] = self._pair(held[who], who, own)
-                pooled.append(self._pair(held[who], who))
+            self._parts[who] = {"train": self._pair(table, who, own)}
+            if who in tests and len(tests[who][target]):
+                self._parts[who]["test"] = self._pair(tests[who], who, own)
+                together.append(self._pair(tests[who], who))
+        if pooled is not None:
+            together.append(self._pair(pooled, "the test set"))
         self.test: Pair | None = None
-        if pooled:
-            self.test = torch.cat([x for x, _ in pooled]), torch.cat([y for _, y in pooled])
+        if together:
+            self.test = torch.cat([x for x, _ in together]), torch.cat([y for _, y in together])
 
     @property
     def width(self) -> int:
@@ -84,10 +94,10 @@ class TableData(Mapping[str, dict[str, Pair]]):
         return len(self.classes) or 1
 
     def _pair(self, table: Mapping[str, Array], who: str, own: Schema | None = None) -> Pair:
-        x = torch.from_numpy(self.schema.features(table, who, own)).float()
+        x = torch.from_numpy(self.schema.features(table, who, own)).to(self.dtype)
         goal = table[self.target]
         if not self.classes:
-            return x, torch.from_numpy(_numbers(goal, self.target, who))
+            return x, torch.from_numpy(_numbers(goal, self.target, who)).to(self.dtype)
         place = {str(name): number for number, name in enumerate(self.classes)}
         return x, torch.tensor([place[name] for name in texts(goal).tolist()])
 
@@ -144,25 +154,31 @@ def tables(
         fractions = [g for g in goals if g.dtype.kind == "f" and (g != np.round(g)).any()]
         kind = "numbers" if fractions else "classes"
     one_of("kind", kind, ("classes", "numbers"))
-    others = [client] if client is not None else []
-    return TableData(
-        found, target, asked, test_share=test_share, seed=seed, numbers=kind == "numbers", others=others
-    )  # fmt: skip
+    kept, held = {}, {}
+    for number, (who, table) in enumerate(found.items()):
+        if target not in table:
+            hint = did_you_mean(target, set(table))
+            raise DataError(f"{who} has no column {target!r}{hint}; `target` names it")
+        train, test = shared_out(np.arange(len(table[target])), test_share, seed, number)
+        kept[who], held[who] = rows_of(table, train), rows_of(table, test)
+    others = [] if client is None else [client]
+    return TableData(kept, held, target, asked, numbers=kind == "numbers", others=others)
+
+
+def shared_out(rows: Array, share: float, seed: int, client: int) -> tuple[Array, Array]:
+    """Return a client's rows for training and a share of them for tests; at least one is for training."""
+    rng = np.random.Generator(np.random.PCG64(seeds.key(seed, "test share", client)))
+    count = min(round(share * len(rows)), len(rows) - 1)
+    drawn = rng.permutation(rows)
+    return np.sort(drawn[count:]), np.sort(drawn[:count])
 
 
 def read_clients(clients: Any, client: str | None = None) -> dict[str, dict[str, Array]]:
     """Return each client's columns by name; see `tables`."""
     if isinstance(clients, Mapping) and clients and client is None:
         return {str(who): as_columns(table, str(who)) for who, table in clients.items()}
-    if isinstance(clients, str | Path) and any(mark in str(clients) for mark in "*?["):
-        pattern = Path(clients)
-        root = Path(pattern.anchor) if pattern.is_absolute() else Path()
-        files = sorted(root.glob(str(pattern.relative_to(root)))) if pattern.parts else []
-        if len(files) < 1:
-            raise DataError(f"no file is named {str(clients)!r}; check the pattern")
-        if len({file.name.partition(".")[0] for file in files}) < len(files):
-            raise DataError(f"two files of {str(clients)!r} have the same name; give a dictionary")
-        return {file.name.partition(".")[0]: columns.read(file) for file in files}
+    if isinstance(clients, str | Path) and is_pattern(clients):
+        return {who: columns.read(file) for who, file in files_of(clients).items()}
     if client is None:
         raise SpecError(
             "`client` is missing, the column of one table that says whose a row is; or give a dictionary of tables"
@@ -176,6 +192,24 @@ def read_clients(clients: Any, client: str | None = None) -> dict[str, dict[str,
         row = owner.tolist().index("") + 1
         raise DataError(f"`client`: {client!r} is empty in row {row}; fill it or drop the row")
     return {who: rows_of(table, np.flatnonzero(owner == who)) for who in np.unique(owner).tolist()}
+
+
+def files_of(pattern: str | Path) -> dict[str, Path]:
+    """Return the files that a pattern stands for, by the names of the clients: the files' names without endings."""
+    place = Path(pattern)
+    root = Path(place.anchor) if place.is_absolute() else Path()
+    files = sorted(root.glob(str(place.relative_to(root))))
+    if not files:
+        raise DataError(f"no file is named {str(pattern)!r}; check the pattern")
+    found = {file.name.partition(".")[0]: file for file in files}
+    if len(found) < len(files):
+        raise DataError(f"two files of {str(pattern)!r} have the same name; give a dictionary")
+    return found
+
+
+def is_pattern(path: str | Path) -> bool:
+    """Return whether a path stands for several files."""
+    return any(mark in str(path) for mark in "*?[")
 
 
 def as_columns(rows: Any, who: str) -> dict[str, Array]:
@@ -208,7 +242,8 @@ def rows_of(table: Mapping[str, Array], index: Array) -> dict[str, Array]:
     return {name: cells[index] for name, cells in table.items()}
 
 
-def _classes(goals: Mapping[str, Array]) -> list[Any]:
+def classes_of(goals: Mapping[str, Array]) -> list[Any]:
+    """Return the classes of all clients' targets, sorted: names, or whole numbers."""
     found: set[str] = set()
     for who, goal in goals.items():
         if goal.ndim != 1 or (goal.dtype.kind == "f" and (goal != np.round(goal)).any()):
@@ -226,9 +261,9 @@ def _classes(goals: Mapping[str, Array]) -> list[Any]:
     return sorted(map(int, found)) if whole else sorted(found)
 
 
-def _numbers(goal: Array, target: str, who: str) -> npt.NDArray[np.float32]:
+def _numbers(goal: Array, target: str, who: str) -> npt.NDArray[np.float64]:
     try:
-        found = goal.reshape(len(goal), -1).astype(np.float32)
+        found = goal.reshape(len(goal), -1).astype(np.float64)
     except ValueError:
         raise DataError(f"{who}: the target {target!r} is text; use classes") from None
     if not np.isfinite(found).all():

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
-from fedspan.core import seeds
 from fedspan.core.errors import (
     DataError,
     SpecError,
@@ -33,6 +33,16 @@ from fedspan.data.datasets import Split
 from fedspan.data.partitions.classes import Classes
 from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.data.partitions.natural import Natural
+from fedspan.data.schema import Features, Schema
+from fedspan.data.schema import describe as describe_columns
+from fedspan.data.table_data import (
+    TableData,
+    files_of,
+    is_pattern,
+    read_clients,
+    rows_of,
+    shared_out,
+)
 
 TEST_SHARE = 0.2
 MOST_PIXELS = 4096
@@ -42,24 +52,23 @@ Kind = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnData:
-    """A file of examples, or a directory with a sub-directory of images per class.
+class OwnData(Features):
+    """A file of examples, a file for each client, or a directory with a sub-directory of images per class.
 
     The test set is the file `test_path`, the rows that `test_column` marks, or a share of each client's rows.
     """
 
-    path: str  # .npz, .safetensors, .csv, .tsv, .jsonl, .parquet, or a directory; relative to the spec file
+    path: str  # .npz, .safetensors, .csv, .tsv, .jsonl, .parquet, a pattern of such files, or a directory
     target: str | None = None  # column to predict; by default `y` of arrays, `label` of texts
-    features: tuple[str, ...] | None = None  # columns of inputs; by default all others, or `text`
     images: str | None = None  # column with the paths of images, which are the inputs
     image_size: int | None = None  # pixels that images are made wide and high; none: as they are
     client: str | None = None  # column that says whose a row is, for the partition `natural`
-    standardize: Literal["pooled", "none"] = "pooled"  # mean 0, deviation 1 over all clients
     test_path: str | None = None  # file or directory of the test set
     test_column: str | None = None  # column that says "train" or "test", or 0 or 1 for test
     test_share: float | None = None  # of each client's rows; 0.2 by default, 0: no test set
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         path_of("path", self.path)
         if self.test_path is not None:
             path_of("test_path", self.test_path)
@@ -80,6 +89,15 @@ class OwnData:
         if self.features is not None:
             object.__setattr__(self, "features", items("features", self.features))
             _check_features(self.features, self.target)
+        arrays = self.images is not None or (not self.tabular and Path(self.path).suffix)
+        if arrays and self.standardize == "client":
+            raise SpecError('`standardize` "client" is for tables; use "pooled" or "none"')
+
+    @property
+    def tabular(self) -> bool:
+        """Whether the files are tables, whose columns have a schema."""
+        name = self.path.removesuffix(".gz")
+        return self.images is None and Path(name).suffix in (".csv", ".tsv", ".jsonl", ".parquet")
 
     def decisions(self) -> dict[str, Any]:
         """What decides the numbers: a hash of the files in place of their paths."""
@@ -93,7 +111,10 @@ class OwnData:
             most: Bytes up to which the contents of all images are hashed; above, their sizes and times of change.
         """
         found = []
-        for path in (Path(path) for path in (self.path, self.test_path) if path is not None):
+        paths = [self.path, *filter(None, (self.test_path,))]
+        if is_pattern(self.path):
+            paths[:1] = [str(path) for path in sorted(files_of(self.path).values())]
+        for path in map(Path, paths):
             found.append(columns.digest(path, most=most))
             if self.images is not None and path.is_file():
                 listed = _listed(path, found[-1], self.images)
@@ -103,6 +124,97 @@ class OwnData:
     def divide(self, kind: Kind, partition: Partition, seed: int) -> Division:
         """Read the files and divide their examples among clients."""
         x, y, owner, marked, classes = _load(self, self.digest(), kind)
+        parts, held, rest, names = self._dealt(y, owner, marked, bool(classes), partition, seed)
+        test = np.sort(np.concatenate([*held, rest]))
+        train = np.sort(np.concatenate(parts))
+        return Division(
+            Split(x[train], y[train]),
+            Split(x[test], y[test]) if len(test) else None,
+            [np.searchsorted(train, part) for part in parts],
+            names,
+            classes,
+        )
+
+    def tables(
+        self,
+        kind: Kind,
+        partition: Partition,
+        seed: int,
+        dtype: torch.dtype,
+        schema: Schema | None = None,
+        classes: list[Any] | None = None,
+    ) -> TableData:
+        """Read tables, divide their rows among clients, and agree on features unless there is a schema."""
+        if is_pattern(self.path):
+            if not isinstance(partition, Natural) or self.client is not None:
+                raise SpecError(
+                    "`task.data.path` names a file for each client; leave out `partition` and `client`"
+                )
+            files = read_clients(self.path)
+        else:
+            files = {"": columns.read(Path(self.path))}
+        target = self.target or "y"
+        goals, owners, marks = [], [], []
+        for name, found in files.items():
+            path = Path(name or self.path)
+            if self.target is None and target not in found:
+                raise SpecError(
+                    f"`task.data.target` is missing, the column to predict; there are {_known(found)}"
+                )
+            goals.append(_column(found, target, "target", path))
+            describe_columns(
+                found, self, (target,), repr(str(path))
+            )  # refuses with the row of the file
+            if self.test_column is not None:
+                marks.append(_marks(_column(found, self.test_column, "test_column", path), self))
+            if name:
+                owners.append(np.repeat(name, len(goals[-1])))
+            elif self.client is not None:
+                owners.append(_owners(found, self.client, path))
+        kinds = {one.dtype.kind in "US" for one in goals}
+        goal = np.concatenate([one.astype(str) if len(kinds) > 1 else one for one in goals])
+        y, names = _targets(goal, kind)
+        parts, held, rest, who = self._dealt(
+            y,
+            np.concatenate(owners) if owners else None,
+            np.concatenate(marks) if marks else None,
+            bool(names),
+            partition,
+            seed,
+        )
+        starts = dict(zip(files, np.cumsum([0, *map(len, goals[:-1])]), strict=True))
+
+        def taken(client: str, rows: Indices) -> Columns:
+            file = client if client in files else next(iter(files))
+            return rows_of(files[file], rows - starts[file])
+
+        pooled = taken("", rest) if len(rest) else None
+        if self.test_path is not None:
+            pooled = columns.read(Path(self.test_path))
+            _targets(_column(pooled, target, "target", Path(self.test_path)), kind)
+        return TableData(
+            {name: taken(name, part) for name, part in zip(who, parts, strict=True)},
+            {name: taken(name, part) for name, part in zip(who, held, strict=True) if len(part)},
+            target,
+            self,
+            numbers=kind == "numbers",
+            others=[name for name in (self.client, self.test_column) if name is not None],
+            pooled=pooled,
+            schema=schema,
+            classes=classes,
+            dtype=dtype,
+        )
+
+    def _dealt(
+        self,
+        y: Array,
+        owner: Array | None,
+        marked: Array | None,
+        classes: bool,
+        partition: Partition,
+        seed: int,
+    ) -> tuple[list[Indices], list[Indices], Indices, list[str]]:
+        """Return each client's rows for training and for tests, the test rows of no client, and the clients' names."""
         natural = isinstance(partition, Natural)
         if natural and owner is None:
             raise SpecError(
@@ -115,29 +227,24 @@ class OwnData:
         pool = np.arange(len(y)) if marked is None else np.flatnonzero(~marked)
         owners = None if owner is None else owner[pool]
         if natural and partition.clients is None:
-            lost = sorted({*map(str, owner)} - {*map(str, owners)})
-            if lost:
+            lost = np.setdiff1d(np.asarray(owner).astype(str), np.asarray(owners).astype(str))
+            if len(lost):
                 raise DataError(
-                    f"`task.data`: client {lost[0]!r} has no training rows, only rows of the test set"
+                    f"`task.data`: client {str(lost[0])!r} has no training rows, only rows of the test set"
                 )
         parts = [pool[part] for part in partition.split(y[pool], seed, owners)]
-        test = np.arange(0) if marked is None else np.flatnonzero(marked)
-        if marked is None:  # a share of each client's rows; at least one row stays
+        names = [str(i if owner is None else owner[part[0]]) for i, part in enumerate(parts)]
+        names = names if natural else [str(i) for i in range(len(parts))]
+        none = np.arange(0)
+        if marked is None:
             share = TEST_SHARE if self.test_share is None else self.test_share
-            for client, part in enumerate(parts):
-                rng = np.random.Generator(np.random.PCG64(seeds.key(seed, "test share", client)))
-                count = min(round(share * len(part)), len(part) - 1)
-                drawn = rng.permutation(part)
-                parts[client] = np.sort(drawn[count:])
-                test = np.union1d(test, drawn[:count])
-        train = np.setdiff1d(pool, test)
-        return Division(
-            Split(x[train], y[train]),
-            Split(x[test], y[test]) if len(test) else None,
-            [np.searchsorted(train, part) for part in parts],
-            [str(owner[part[0]]) if natural else str(i) for i, part in enumerate(parts)],
-            classes,
-        )
+            both = [shared_out(part, share, seed, client) for client, part in enumerate(parts)]
+            return [a for a, _ in both], [b for _, b in both], none, names
+        rest = np.flatnonzero(marked)
+        if not natural or owner is None or self.test_path is not None:
+            return parts, [none for _ in parts], rest, names
+        held = [rest[owner[rest].astype(str) == name] for name in names]
+        return parts, held, np.setdiff1d(rest, np.concatenate([*held, none])), names
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,11 +309,7 @@ def _table(own: OwnData, place: str, kind: Kind) -> tuple[Array, Array, Array | 
     if own.test_column is not None:
         marks = _column(found, own.test_column, "test_column", path)
     if own.client is not None and place != own.test_path:
-        owner = _column(found, own.client, "client", path)
-        if (empty := np.isin(owner.astype(str), ("", "nan"))).any():
-            raise DataError(
-                f"`task.data.client`: {own.client!r} is empty in row {_first_row(empty)}; fill it or drop the row"
-            )
+        owner = _owners(found, own.client, path)
     x = _features(found, own, target, path, kind)
     for name, array in ((own.client, owner), (own.test_column, marks), ("the features", x)):
         if array is not None and len(array) != len(goal):
@@ -214,8 +317,21 @@ def _table(own: OwnData, place: str, kind: Kind) -> tuple[Array, Array, Array | 
                 f"`task.data`: {name!r} has {len(array)} rows in {str(path)!r}, but {target!r} has {len(goal)}; "
                 "name the columns to use in `features`"
             )
-    if marks is None:
-        return x, goal, owner, None
+    return x, goal, owner, None if marks is None else _marks(marks, own)
+
+
+def _owners(found: Columns, client: str, path: Path) -> Array:
+    """The column that says whose each row is."""
+    owner = _column(found, client, "client", path)
+    if (empty := np.isin(owner.astype(str), ("", "nan"))).any():
+        raise DataError(
+            f"`task.data.client`: {client!r} is empty in row {_first_row(empty)}; fill it or drop the row"
+        )
+    return owner
+
+
+def _marks(marks: Array, own: OwnData) -> Array:
+    """Which rows are for tests."""
     words = np.char.lower(marks.astype(str))
     test = np.isin(words, ("test", "true", "1", "1.0"))
     wrong = ~test & ~np.isin(words, ("train", "training", "false", "0", "0.0"))
@@ -224,7 +340,7 @@ def _table(own: OwnData, place: str, kind: Kind) -> tuple[Array, Array, Array | 
             f"`task.data.test_column`: {own.test_column!r} is {str(marks[wrong][0])!r} in row {_first_row(wrong)}; "
             "write 'train' or 'test', or 0 and 1 for test"
         )
-    return x, goal, owner, test
+    return np.asarray(test)
 
 
 @functools.lru_cache(maxsize=4)
@@ -241,12 +357,11 @@ def _targets(goal: Array, kind: Kind) -> tuple[Array, list[str]]:
             raise DataError(
                 f"`task.data.target` is text ({str(goal.flat[0])!r} in row 1); use the task 'classification'"
             )
-        y = goal.reshape(len(goal), -1).astype(np.float64)
-        if not np.isfinite(y).all():
-            raise DataError(
-                f"`task.data.target` has no number in row {_first_row(~np.isfinite(y).all(1))}; drop the row"
-            )
-        return y, []
+        numbers = goal.reshape(len(goal), -1).astype(np.float64)
+        if not np.isfinite(numbers).all():
+            row = _first_row(~np.isfinite(numbers).all(1))
+            raise DataError(f"`task.data.target` has no number in row {row}; drop the row")
+        return numbers, []
     if goal.ndim != 1 or goal.dtype.kind == "f":
         got = "floating-point numbers" if goal.ndim == 1 else f"an array of shape {goal.shape}"
         raise DataError(

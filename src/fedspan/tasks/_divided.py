@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.partition import Partition
 from fedspan.core.task import Holdings
 from fedspan.data.datasets import Split, Splits, first_examples
 from fedspan.data.partitions.natural import Natural
+from fedspan.data.table_data import TableData
 from fedspan.data.user_tables import Division, Kind, OwnData
 from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import narrowed
@@ -61,9 +62,27 @@ class DividedTask(ModuleTask):
         classes = [str(number) for number in range(int(train.y.max()) + 1)]
         return Division(train, test, parts, names, classes)
 
+    @property
+    def tabular(self) -> bool:
+        """Whether the clients have tables, whose columns have a schema."""
+        return self.kind != "texts" and isinstance(self.data, OwnData) and self.data.tabular
+
+    def tables(self, seed: int, dtype: torch.dtype) -> TableData:
+        """The clients' tables as features."""
+        seed = seed if self.data_seed is None else self.data_seed
+        found: TableData = self.data.tables(self.kind, self.partition, seed, dtype)
+        return found
+
     def holdings(self, seed: int) -> Holdings:
         """How many examples of each class every client has."""
-        return self.division(seed).holdings()
+        if not self.tabular:
+            return self.division(seed).holdings()
+        found = self.tables(seed, torch.float32)
+        goals, kinds = [part["train"][1] for part in found.values()], len(found.classes)
+        counts = [
+            goal.bincount(minlength=kinds).tolist() if kinds else [len(goal)] for goal in goals
+        ]
+        return Holdings(np.array(counts), list(found), [str(one) for one in found.classes])
 
     def fingerprint(self) -> dict[str, Any]:
         """A hash of the files in place of their paths."""
@@ -89,18 +108,25 @@ class NetworkTask(DividedTask):
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The data, divided among clients, and the network."""
+        if self.tabular:
+            data = self.tables(seed, dtype)
+            model = self._network((data.width,), data.outputs, seed)
+            loss = None if data.classes else F.mse_loss
+            return Material(
+                model.to(dtype),
+                list(data.values()),
+                data.test,
+                loss=loss,
+                names=tuple(data),
+                tables=data,
+            )
         found = self.division(seed)
         x, *x_test = self._scaled(found, dtype)
         every = [torch.from_numpy(one.y) for one in (found.train, found.test) if one is not None]
         if every[0].is_floating_point():
             every = [narrowed(one, dtype, "`task.data.target`") for one in every]
         y, *y_test = every
-        if ":" in self.model:
-            model = model_from(self.model, self.module_dir, seed)
-        else:
-            outputs = len(found.classes) or y.shape[1]
-            norm: Norm = getattr(self, "norm", "group")
-            model = build(self.model, tuple(x.shape[1:]), outputs, norm, seed)
+        model = self._network(tuple(x.shape[1:]), len(found.classes) or y.shape[1], seed)
         parts = found.parts
         return Material(
             model.to(dtype),
@@ -112,6 +138,12 @@ class NetworkTask(DividedTask):
             (x_test[0], y_test[0]) if y_test else None,
             loss=None if found.classes else F.mse_loss,
         )
+
+    def _network(self, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+        if ":" in self.model:
+            return model_from(self.model, self.module_dir, seed)
+        norm: Norm = getattr(self, "norm", "group")
+        return build(self.model, shape, outputs, norm, seed)
 
     def _scaled(self, found: Division, dtype: torch.dtype) -> list[Tensor]:
         """Inputs as tensors, each column or channel with mean 0 and deviation 1 over the training examples."""
@@ -139,7 +171,9 @@ class NetworkTask(DividedTask):
         if isinstance(self.data, OwnData) and self.data.standardize != "pooled":
             return made
         axes = [axis for axis in range(made[0].dim()) if axis != 1]
-        mean, deviation = made[0].mean(axes, keepdim=True), made[0].std(axes, keepdim=True)
+        of_sample = not isinstance(self.data, OwnData)
+        mean = made[0].mean(axes, keepdim=True)
+        deviation = made[0].std(axes, correction=int(of_sample), keepdim=True)
         # a constant column stays
         deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
         return [(one - mean) / deviation for one in made]

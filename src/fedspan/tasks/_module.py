@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.task import Holdings, Task
+from fedspan.data.table_data import TableData
 from fedspan.huggingface.models import (
     Pretrained,
     about,
@@ -75,6 +76,7 @@ class Material:
     objective: Loss | None = None  # in place of a loss of outputs and targets
     names: Sequence[str] | None = None  # of the clients; None: they are numbered
     settings: Settings = field(default_factory=Settings)  # of the run
+    tables: TableData | None = None  # what the clients' data were made of
     kind: ProblemKind | None = field(default=None, init=False)
     columns: list[Any] = field(default_factory=list, init=False)  # of tables, as the first has them
     shape: torch.Size | None = field(default=None, init=False)  # of an example's inputs
@@ -105,7 +107,8 @@ class Material:
         later = len(data) > READ_AT_START and hasattr(data, "__getitem__")
         if isinstance(data, list | tuple) or not later:
             data = list(data)  # else each client's data is fetched when it takes part
-        return Material(model, data, names=names, **others)
+        tables = clients if isinstance(clients, TableData) else None
+        return Material(model, data, names=names, tables=tables, **others)
 
     def who(self, client: int) -> str:
         """A client as error messages name it."""
