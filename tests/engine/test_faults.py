@@ -262,7 +262,7 @@ def test_a_finished_run_whose_files_changed_is_not_loaded(
 def test_files_with_states_are_for_their_owner_alone(tmp_path: Path) -> None:
     interrupted(tmp_path)
     private = [*(tmp_path / "states").iterdir(), tmp_path / "run" / "checkpoint.safetensors"]
-    assert len(private) > 2
+    assert len(private) > 1
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)
 
 
