@@ -33,12 +33,21 @@ from fedspan.core.reply import payload
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
+from fedspan.core.versions import versions
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
 from fedspan.engine.per_client import PerClient, Recorder
-from fedspan.engine.provenance import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
+from fedspan.engine.provenance import (
+    CHECKPOINT,
+    LR,
+    OUTCOME,
+    TRIALS,
+    read_outcome,
+    signing_key,
+    write_outcome,
+)
 from fedspan.engine.result import Result
-from fedspan.engine.run_dir import Keeping, execute
+from fedspan.engine.run_dir import execute
 from fedspan.engine.simulator import Simulator
 from fedspan.methods.box import projected_values
 from fedspan.nn.problem import TorchProblem
@@ -121,9 +130,10 @@ def run(
         rule = None if found is None else found["rule"]
         bar = [Progress(rounds=spec.rounds, lr_rule=rule)] if progress else []
         every = [*spec.callbacks, *more, *bar]
-        keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
         together = seeds == 1 or (spec.task.several_seeds and spec.dp is None)
-        result = (_run if together else _one_by_one)(spec, out, of_runs, keeping, every, made)
+        how = _run if together else _one_by_one
+        keeping = {"resume": resume, "keep_checkpoint": keep_checkpoint}
+        result = how(spec, out, of_runs, every, made, **keeping)
     result.lr_search = found
     return result
 
@@ -176,25 +186,28 @@ def _one_by_one(
     spec: Spec,
     out: Path | None,
     of_runs: tuple[int, ...],
-    keeping: Keeping,
     callbacks: Sequence[Callback],
     made: list[Problem],
+    *,
+    resume: bool,
+    **keeping: Any,
 ) -> Result:
     """Several seeds of a task that cannot batch them."""
     results: list[Result] = []
+    key = None if out is None else signing_key()
     for seed in of_runs:
         folder = None if out is None else out / f"seed-{seed}"
         begun = folder is not None and any(
             (folder / name).exists() for name in (CHECKPOINT, OUTCOME)
         )
-        own = dataclasses.replace(keeping, resume=keeping.resume and begun, seeds=of_runs)
         engine = spec.engine
         if engine.states_dir is not None:
             engine = dataclasses.replace(
                 engine, states_dir=Path(engine.states_dir) / f"seed-{seed}"
             )
         one = dataclasses.replace(spec, seed=seed, engine=engine)
-        results.append(_run(one, folder, (seed,), own, callbacks, made))
+        own = {"resume": resume and begun, "apart": True} | keeping
+        results.append(_run(one, folder, (seed,), callbacks, made, **own))
         if not results[-1].finished:
             break
     joined = Result(
@@ -210,7 +223,8 @@ def _one_by_one(
     rows = [{"seed": one.seeds[0], **row} for one in results for row in one.per_client]
     joined.per_client = PerClient(rows, spec.metrics, joined.model_rounds)
     if out is not None and joined.finished:
-        write_outcome(out, joined.seeds, joined.statuses)
+        about = joined.kept_rounds() | {"spec": joined.spec, "versions": versions()}
+        write_outcome(out, joined.seeds, joined.statuses, about, key=key)
     return joined
 
 
@@ -218,9 +232,11 @@ def _run(
     spec: Spec,
     out: Path | None,
     of_runs: tuple[int, ...],
-    keeping: Keeping,
     callbacks: Sequence[Callback],
     made: list[Problem],
+    *,
+    resume: bool,
+    **keeping: Any,
 ) -> Result:
     """A run on the problem that its step size was found on, or on a new one."""
     problem = made.pop() if made else None
@@ -228,10 +244,10 @@ def _run(
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
     if out is not None:
-        keeping = dataclasses.replace(keeping, costs=_costs(method, problem))
+        keeping["costs"] = _costs(method, problem)
     refusals.check(refusals.Run(dataclasses.replace(spec, method=method), callbacks, problem))
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
-    with Simulator(method, problem, spec.engine, resume=keeping.resume) as clients:
+    with Simulator(method, problem, spec.engine, resume=resume) as clients:
         if spec.eval_clients_every is not None:
             after = 1 + max(
                 (n for n, one in enumerate(callbacks) if isinstance(one, KeepBest)), default=-1
@@ -267,7 +283,7 @@ def _run(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
                 "no client holds", stacklevel=4,
             )  # fmt: skip
-        result = execute(loop, spec, keeping)
+        result = execute(loop, spec, resume=resume, **keeping)
     del loop, clients  # which hold the vectors of the server and of the clients
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])

@@ -38,7 +38,6 @@ PAUSES = (
 FULL_FSYNC = getattr(
     fcntl, "F_FULLFSYNC", None
 )  # macOS: fsync leaves the data in the drive's own memory
-SET_SPARSE = 0x900C4  # Windows: FSCTL_SET_SPARSE
 _position = threading.Lock()  # of a file, where it is moved to read or write
 
 
@@ -94,13 +93,6 @@ def set_mode(file: int, mode: int) -> None:
     """Sets the permissions of an open file, where files have them."""
     if hasattr(os, "fchmod"):
         os.fchmod(file, mode)
-
-
-def make_sparse(file: int) -> None:
-    """Lets the parts of a file that are never written take no space; elsewhere than on Windows they never do."""
-    if WINDOWS:
-        handle, size = ctypes.c_void_p(msvcrt.get_osfhandle(file)), ctypes.c_ulong()
-        _kernel32().DeviceIoControl(handle, SET_SPARSE, None, 0, None, 0, ctypes.byref(size), None)
 
 
 def patiently(act: Callable[[], None]) -> None:

@@ -60,7 +60,6 @@ class Heard(NamedTuple):
     ids: npt.NDArray[np.int64]  # (runs, S)
     places: npt.NDArray[np.int64]  # that counted
     events: tuple[Event, ...] = ()
-    told: tuple[str, ...] = ()  # the events in words
 
 
 class Transport(Protocol):
@@ -234,8 +233,7 @@ class Loop:
     def note(self, events: Sequence[Event]) -> None:
         """Adds events to the last round, and to the next evaluation."""
         told = in_words(self.heard.t, events)
-        heard = (*self.heard.events, *events), (*self.heard.told, *told)
-        self.heard = self.heard._replace(events=heard[0], told=heard[1])
+        self.heard = self.heard._replace(events=(*self.heard.events, *events))
         if self.on_events is not None:
             self.on_events(told)
         kept = told[: EVENTS_KEPT - len(self.events)]

@@ -12,7 +12,7 @@ import numpy as np
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import data_frame, needs
-from fedspan.core.json_log import JsonLog, check_form, read_lines, read_until
+from fedspan.core.json_log import JsonLog, check_form, read_lines
 from fedspan.engine.history import main_metric, sign_of, undefined_where
 from fedspan.engine.loop import Line
 from fedspan.engine.provenance import CLIENTS
@@ -190,8 +190,8 @@ class Recorder(Callback):
             self.rows, self.file = [], None
         else:
             path = run.run_dir / CLIENTS
-            self.rows = _checked(read_until(path, run.checks.get(CLIENTS, "")), path)
-            self.file = JsonLog(path, self.rows)
+            self.rows = read(path, run.checks.get(CLIENTS, ""))
+            self.file = JsonLog(path, self.rows, run.checks, CLIENTS)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """The model of the server on each client's data."""
@@ -217,15 +217,11 @@ class Recorder(Callback):
         self.rows += new
         if self.file is not None:
             self.file.append(*new)
-            run.checks[CLIENTS] = self.file.check
 
 
-def read(path: Path) -> list[Line]:
-    """The rows of a file; none where there is no file. A last line that was cut short is left out."""
-    return _checked(read_lines(path)[0], path) if path.exists() else []
-
-
-def _checked(rows: list[Line], path: Path) -> list[Line]:
+def read(path: Path, until: str | None = None) -> list[Line]:
+    """The rows of a file, up to the line that a checkpoint names, if any; none where there is no file."""
+    rows = [] if until is None and not path.exists() else read_lines(path, until)[0]
     for row in rows:
         check_form(row, path, FORM, dict.fromkeys(row, float | None) | {"seed": int})
     return rows

@@ -259,8 +259,8 @@ class Result:
             JsonLog(path / CLIENTS, self.per_client.rows)
         if self.lr_search is not None:
             write_table(path / LR, self.lr_search)
-        write_outcome(path, self.seeds, self.statuses, self.kept_rounds())
         write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
+        write_outcome(path, self.seeds, self.statuses, self.kept_rounds())
         return path
 
     def __repr__(self) -> str:
