@@ -158,7 +158,7 @@ def fit(
     finally:  # after the last seed: each of them begins with the weights that were given
         if weights := weights or last.weights:
             model.load_state_dict(weights)
-    result.module = model
+    result.module = model.eval()
     return result
 
 

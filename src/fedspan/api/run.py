@@ -27,6 +27,7 @@ from fedspan.core.errors import (
     true_or_false,
 )
 from fedspan.core.files import removed_on_failure
+from fedspan.core.json_log import write_table
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.reply import payload
@@ -42,6 +43,7 @@ from fedspan.engine.provenance import (
     LR,
     OUTCOME,
     TRIALS,
+    USAGE,
     read_outcome,
     signing_key,
     write_outcome,
@@ -219,10 +221,13 @@ def _one_by_one(
         results[0].module,
         [weights for one in results for weights in one.weights],
         model_rounds={seed: t for one in results for seed, t in one.model_rounds.items()},
+        usage=results[0].usage,
     )
     rows = [{"seed": one.seeds[0], **row} for one in results for row in one.per_client]
     joined.per_client = PerClient(rows, spec.metrics, joined.model_rounds)
     if out is not None and joined.finished:
+        if joined.usage:
+            write_table(out / USAGE, joined.usage)
         about = joined.kept_rounds() | {"spec": joined.spec, "versions": versions()}
         write_outcome(out, joined.seeds, joined.statuses, about, key=key)
     return joined

@@ -14,6 +14,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.method import DETAILS
 from fedspan.core.registry import register
 from fedspan.core.terminal import say
+from fedspan.data.schema import Schema
 from fedspan.methods.box import projected_values
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ class Progress(Callback):
         """Prints the settings, and opens the bar."""
         console = Console(stderr=True)
         say(self._settings(run), console)
+        if schema := run.problem.usage.get("schema"):
+            for line in Schema.of(schema).lines():
+                say(line, console)
         self._bars.clear()
         if console.is_terminal and self.rounds is not None:
             columns = [

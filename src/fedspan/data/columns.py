@@ -23,7 +23,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 
 from fedspan.core.digest import digest as core_digest
-from fedspan.core.digest import digest_of_file
+from fedspan.core.digest import sha256
 from fedspan.core.errors import DataError, one_line
 from fedspan.core.extras import needs
 
@@ -99,7 +99,7 @@ def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], most: int)
     large = len(states) > 1 and sum(size for *_, size in states) > most
     found: list[str] = []
     for file, changed, size in states:
-        said = "missing" if size < 0 else changed if large else digest_of_file(file)
+        said = "missing" if size < 0 else changed if large else sha256(file)
         found.append(repr((os.path.relpath(file, root), size, said)))
     return core_digest(*found)
 

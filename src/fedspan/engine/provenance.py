@@ -28,6 +28,7 @@ from fedspan.core.spec import Table
 from fedspan.engine import history
 
 MODEL, SPEC = "model.safetensors", "spec.toml"
+USAGE = "model.json"  # how the model is built and used
 OUTCOME, CHECKPOINT = "result.json", "checkpoint.safetensors"
 CLIENTS = "per_client.jsonl"
 TRAFFIC = "clients.csv"  # bytes of each client
@@ -38,7 +39,7 @@ BEST = "best.safetensors"  # the best model so far of an unfinished run
 TABLE = "history.csv"  # the evaluations, by the callback `csv`
 ROSTER = "roster.json"  # of a server: which node each client belongs to
 KEY = "FEDSPAN_SIGN_KEY"
-READ = (history.NAME, MODEL, CLIENTS, LR, OUTCOME)  # what `fedspan.load` reads
+READ = (history.NAME, MODEL, USAGE, CLIENTS, LR, OUTCOME)  # what `fedspan.load` reads
 UNFINISHED = (CHECKPOINT, BEST)  # which a finished run may keep
 OPTIONAL = (TABLE, *UNFINISHED)  # nothing reads them as the record, so that they may be added later
 COVERED = (*READ, AUDIT, TRAFFIC, SPEC, ROSTER, *OPTIONAL)

@@ -19,6 +19,7 @@ from fedspan.core.errors import (
     CheckpointError,
     FedspanError,
     SpecError,
+    at_least,
     one_line,
     one_of,
     path_of,
@@ -26,24 +27,28 @@ from fedspan.core.errors import (
 )
 from fedspan.core.extras import data_frame
 from fedspan.core.files import make_dir, write_atomic
-from fedspan.core.json_log import REMEDY, JsonLog, write_table
+from fedspan.core.json_log import REMEDY, JsonLog, read_table, write_table
 from fedspan.core.method import DETAILS
 from fedspan.core.spec import flat
 from fedspan.core.tables import describe
+from fedspan.data.schema import Schema
 from fedspan.engine import history, per_client
 from fedspan.engine.history import PLAIN, main_metric, sign_of
 from fedspan.engine.loop import Line
 from fedspan.engine.per_client import PerClient, axis_or_new
+from fedspan.engine.predictor import Predictor
 from fedspan.engine.provenance import (
     CLIENTS,
     LR,
     MODEL,
     SPEC,
+    USAGE,
     check_run,
     read_lr,
     seed_dirs,
     write_outcome,
 )
+from fedspan.nn.blueprint import build
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
 MAIN = (
@@ -70,6 +75,7 @@ class Result:
         lr_search: How `lr = "search"` or "auto" found the step size, or None.
         per_client: The metrics of each client, where `eval_clients_every` is set.
         model_rounds: Seed → the round whose model the result holds, where `KeepBest` chose it.
+        usage: How the model is built, what it takes and what its outputs are, as plain values.
     """
 
     seeds: tuple[int, ...]
@@ -82,10 +88,15 @@ class Result:
     lr_search: dict[str, Any] | None = None
     per_client: PerClient = field(default_factory=lambda: PerClient(()))
     model_rounds: dict[int, int] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
 
     @property
     def model(self) -> nn.Module:
         """The trained module, with the weights of the first seed; refused where there is none."""
+        if self.module is None and self.usage.get("blueprint") and len(self.weights) == 1:
+            module = build(self.usage["blueprint"])
+            _fill(module, self.weights, self.run_dir or Path())
+            self.module = module.eval()
         if self.module is None:
             loaded = self.run_dir is not None and bool(self.weights)
             place = (
@@ -95,6 +106,38 @@ class Result:
             )
             raise SpecError(f"the result holds weights and no module; use {place}")
         return self.module
+
+    @property
+    def predictor(self) -> Predictor:
+        """The trained module with its preprocessing, as a fitted scikit-learn estimator."""
+        usage = self.usage or {"kind": "other"}
+        if usage["kind"] == "other":
+            raise SpecError(
+                "the model has outputs of its own kind, and `predict` does not know them; call `result.model`"
+            )
+        schema, own = usage.get("schema"), usage.get("own", {})
+        return Predictor(
+            self.model,
+            usage["kind"],
+            usage["classes"],
+            None if schema is None else Schema.of(schema),
+            usage["columns"],
+            {who: Schema.of(one) for who, one in own.items()},
+            usage["logits"],
+        )
+
+    def predict(self, rows: Any, client: str | None = None) -> Any:
+        """Return the predicted class or number of each row; see `Predictor.predict`."""
+        return self.predictor.predict(rows, client)
+
+    def predict_proba(self, rows: Any, client: str | None = None) -> Any:
+        """Return the probability of each class, (rows, classes)."""
+        return self.predictor.predict_proba(rows, client)
+
+    @property
+    def classes_(self) -> Any:
+        """The classes, in the order of the columns of `predict_proba`."""
+        return self.predictor.classes_
 
     @property
     def history(self) -> list[Line]:
@@ -259,6 +302,8 @@ class Result:
             JsonLog(path / CLIENTS, self.per_client.rows)
         if self.lr_search is not None:
             write_table(path / LR, self.lr_search)
+        if self.usage:
+            write_table(path / USAGE, self.usage)
         write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
         write_outcome(path, self.seeds, self.statuses, self.kept_rounds())
         return path
@@ -371,13 +416,27 @@ def _cost(lr_search: dict[str, Any]) -> str:
     return f"search: {lr_search['cost']}" if "cost" in lr_search else str(lr_search["rule"])
 
 
-def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
+USAGE_FORM = {
+    "blueprint": dict[str, Any] | None,
+    "kind": str,
+    "logits": bool,
+    "classes": list[int | str],
+    "columns": list[str],
+}
+
+
+def load(
+    run_dir: Path | str,
+    model: nn.Module | None = None,
+    round: int | None = None,  # noqa: A002
+) -> Result:
     """Reads a run directory.
 
     Args:
         run_dir: What `run_dir` or `Result.save` was given.
-        model: A module that gets the trained weights, in place; `result.model` is then this module. A run directory
-            holds weights and no code, so that without it `result.model` is refused and `result.weights` has them.
+        model: A module that gets the trained weights, in place; `result.model` is then this module. Without it
+            `result.model` is built again if the run says how. Its class is imported, never unpickled.
+        round: The round whose model to take, of those that the callback `Checkpoint` has kept.
 
     Returns:
         The result, with `status` "interrupted" where the run has not ended.
@@ -411,7 +470,19 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
         raise CheckpointError(
             f"{str(run_dir)!r} is damaged: its files are of the seeds {seeds} and {[*how]}; {REMEDY}"
         )
-    weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
+    if round is None:
+        files = [dirs[i] / MODEL for i in order]
+    else:
+        files = [_kept(run_dir, dirs[i], seeds[i], len(read), round) for i in order]
+        kept = dict.fromkeys(seeds, round)
+    weights = [_weights(file) for file in files if file.exists()]
+    about = run_dir / USAGE
+    usage = read_table(about, USAGE_FORM) if about.exists() else {}
+    try:
+        for one in (usage.get("schema"), *usage.get("own", {}).values()):
+            _ = None if one is None else Schema.of(one)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        raise CheckpointError(f"{str(about)!r} is damaged: its schema; {REMEDY}") from None
     if model is not None:
         _fill(model, weights, run_dir)
     clients = [(dirs[i], {} if len(read) == 1 else {"seed": seeds[i]}) for i in order]
@@ -421,8 +492,25 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     return Result(
         tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
         read[0][0]["spec"], run_dir, model, weights, read_lr(found) if found.exists() else None,
-        PerClient(rows, read[0][0]["spec"].get("metrics", ()), kept), kept,
+        PerClient(rows, read[0][0]["spec"].get("metrics", ()), kept), kept, usage,
     )  # fmt: skip
+
+
+def _kept(run_dir: Path, folder: Path, seed: int, seeds: int, t: int) -> Path:
+    """Return the file of the model of round t."""
+    at_least("round", t, 0)
+    places = [folder / "models", run_dir / f"seed-{seed}" / "models"][: min(seeds, 2)]
+    there = {
+        int(file.stem[6:]): file for place in places for file in place.glob("round-*.safetensors")
+    }
+    if t not in there:
+        known = (
+            f"there are {', '.join(map(str, sorted(there)))}"
+            if there
+            else "`Checkpoint` keeps some"
+        )
+        raise FedspanError(f"`round` is {t}, and {str(run_dir)!r} has no model of it; {known}")
+    return there[t]
 
 
 def _fill(model: nn.Module, weights: Sequence[dict[str, torch.Tensor]], run_dir: Path) -> None:

@@ -33,7 +33,7 @@ from fedspan.core.files import (
     sync,
     write_atomic,
 )
-from fedspan.core.json_log import JsonLog, Line, check_form, read_lines
+from fedspan.core.json_log import JsonLog, Line, check_form, read_lines, write_table
 from fedspan.core.layout import all_finite
 from fedspan.core.metric import column_of
 from fedspan.core.signals import sigterm_again
@@ -52,6 +52,7 @@ from fedspan.engine.provenance import (
     OUTCOME,
     SPEC,
     TRAFFIC,
+    USAGE,
     read_outcome,
     seed_dirs,
 )
@@ -133,6 +134,7 @@ def execute(
         result.weights = [
             loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)
         ]
+        result.usage = dict(loop.problem.usage)
         failed: Exception | None = None
         for callback in loop.callbacks:
             try:
@@ -386,10 +388,13 @@ class RunFiles(Callback):
             table.writerow(["client", "up_bytes", "down_bytes", "last_round"])
             counts = (loop.ledger.up, loop.ledger.down, loop.last_round)
             columns = (one[number].tolist() for one in counts)
-            table.writerows(zip(range(loop.problem.clients), *columns, strict=True))
+            names = getattr(loop.problem, "names", None) or range(loop.problem.clients)
+            table.writerows(zip(names, *columns, strict=True))
             private = spec.privacy is not None
             write_atomic(folder / TRAFFIC, text.getvalue().encode(), private=private)
             self.logs[number][1].append({"time": _now(), "ended": result.statuses[number]})
+        if result.usage:
+            write_table(out / USAGE, result.usage)
         ends = [{k: v for k, v in lines[-1].items() if k != "events"} for lines in result.runs]
         about = {"run": loop.id, "start": self.start, "rounds": loop.t, "metrics": ends}
         about |= result.kept_rounds() | _decisions(spec) | {"versions": versions()}

@@ -54,6 +54,7 @@ class TorchProblem(Problem):
         tests: The evaluations on the "test set" and the "validation set", as far as there are any.
         client_tests: Gives the part (train, test or validation) that a client is evaluated on, and its evaluation.
             None: clients are not evaluated.
+        usage: How the trained model is used, as plain values.
     """
 
     cohort_mode = "per_client"
@@ -71,6 +72,7 @@ class TorchProblem(Problem):
         names: Sequence[str] | None = None,
         tests: Mapping[str, Evaluator] | None = None,
         client_tests: Callable[[int], tuple[str, Evaluator]] | None = None,
+        usage: Mapping[str, Any] | None = None,
     ) -> None:
         if not clients:
             raise DataError("there are no clients; give at least one")
@@ -81,6 +83,7 @@ class TorchProblem(Problem):
         self.here: Sequence[int] = getattr(clients, "here", range(len(clients)))
         self.seeds, self.on_client = (seed,), on_client
         self.tests, self.client_tests = tests or {}, client_tests
+        self.usage = dict(usage or {})
         private = settings.dp is not None and settings.dp.level == "example"
         self.privacy = settings.dp if private else None  # of single examples
         self.augment = augmentation(self.training.augment)

@@ -38,6 +38,7 @@ from fedspan.huggingface.text_data import as_texts, by_length
 from fedspan.metrics._collected import Labels, one_number
 from fedspan.metrics._own import chosen
 from fedspan.nn.batches import Batch, ClientData, Clients, Loss, client_name, placed
+from fedspan.nn.blueprint import blueprint
 from fedspan.nn.client_data import as_client_data, is_frame, split_parts, table_columns
 from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs
 from fedspan.nn.problem import TorchProblem
@@ -79,6 +80,7 @@ class Material:
     tables: TableData | None = None  # what the clients' data were made of
     kind: ProblemKind | None = field(default=None, init=False)
     columns: list[Any] = field(default_factory=list, init=False)  # of tables, as the first has them
+    inputs: list[Any] = field(default_factory=list, init=False)  # columns of tables of inputs
     shape: torch.Size | None = field(default=None, init=False)  # of an example's inputs
 
     @staticmethod
@@ -188,6 +190,23 @@ class Material:
         score = by_outputs(self.kind.loss, self.kind.for_metrics)
         return made(score, usual=names, logits=self.kind.logits)
 
+    def usage(self) -> dict[str, Any]:
+        """How the trained model is used, as plain values: how it is built, and what it takes and gives."""
+        known, tables = self.kind, self.tables
+        kind = "other" if known is None else known.kind
+        count = known.outputs[-1] if known is not None and known.outputs else 1
+        found: dict[str, Any] = {
+            "blueprint": blueprint(self.model),
+            "kind": kind,
+            "logits": known is None or known.logits is not False,
+            "classes": list(range({"binary": 2}.get(kind, count))) if kind != "numbers" else [],
+            "columns": [str(name) for name in self.inputs],
+        }
+        if tables is not None:
+            own = {who: schema.table() for who, schema in tables.own.items()}
+            found |= {"schema": tables.schema.table(), "classes": tables.classes, "own": own}
+        return found
+
     def _try_objective(self, data: ClientData) -> None:
         """The objective must give a number with a gradient on two examples; the model stays as it was.
 
@@ -213,7 +232,9 @@ class Material:
     def _ordered(self, data: Any, who: str) -> Any:
         """The data with the columns of its table, or of its table of inputs, in the order of the first client's."""
         if isinstance(data, list | tuple) and len(data) == 2 and is_frame(data[0]):
-            return self._ordered(data[0], who), data[1]
+            found = self._ordered(data[0], who), data[1]
+            self.inputs = self.columns
+            return found
         if not is_frame(data):
             data = table_columns(data) or data
             if not isinstance(data, Mapping):
@@ -335,6 +356,7 @@ class ModuleTask(Task):
             names=made.names,
             tests=tests,
             client_tests=None if on_client else client_tests,
+            usage=made.usage(),
         )
 
 
