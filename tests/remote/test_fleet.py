@@ -22,9 +22,9 @@ from test_flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # no
 import fedspan
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.remote import server as remote_server
-from fedspan.remote.channel import StalledError
 from fedspan.remote.flower import server
 from fedspan.remote.flower.records import RunConfig
+from fedspan.remote.messages import StalledError
 from fedspan.remote.roster import Roster
 
 

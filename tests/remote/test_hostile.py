@@ -25,11 +25,10 @@ from conftest import METHODS
 from fedspan.core.config import Participation
 from fedspan.core.errors import one_line
 from fedspan.engine.loop import Loop
-from fedspan.remote.channel import Failure
 from fedspan.remote.flower import server
 from fedspan.remote.flower.client import agreement_of, preparing, reply_to
 from fedspan.remote.flower.records import read_message, write_message
-from fedspan.remote.messages import RoundMessage
+from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain, in_words
 from support.axes import by_axis
@@ -239,7 +238,9 @@ class OneReply:
         self.contents = contents
         self.inner = server.GridChannel(None, 7, 1.0)  # type: ignore[arg-type]
 
-    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
+    def deliver(
+        self, messages: list[RoundMessage]
+    ) -> Iterator[tuple[int, RoundMessage | DroppedError]]:
         for index, message in enumerate(messages):
             reply = Message(self.contents(), 1, "train")
             yield index, self.inner._read(reply, message.max_reply)

@@ -21,10 +21,9 @@ from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import Keeping, execute
-from fedspan.remote.channel import Failure
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
-from fedspan.remote.messages import RoundMessage
+from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain, Event
@@ -71,7 +70,9 @@ class GridChannel:
     records_up: int = 0  # bytes of records, headers included
     records_down: int = 0
 
-    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
+    def deliver(
+        self, messages: list[RoundMessage]
+    ) -> Iterator[tuple[int, RoundMessage | DroppedError]]:
         """Send all messages, and yield replies as they arrive until the time is up."""
         self.find_nodes()
         self.decide_binding()
@@ -79,7 +80,7 @@ class GridChannel:
         for index, message in enumerate(messages):
             node = self.nodes.get(message.client)
             if node is None:
-                yield index, Failure("not connected", sent=False)
+                yield index, DroppedError("not connected", sent=False)
                 continue
             content = write_message(message)
             self.records_down += count_bytes(content)
@@ -92,22 +93,22 @@ class GridChannel:
             if ident:
                 waiting[ident] = index
             else:
-                yield index, Failure("the message could not be sent", sent=False)
+                yield index, DroppedError("the message could not be sent", sent=False)
         for ident, reply in self._replies(
             {ident: messages[index].client for ident, index in waiting.items()}
         ):
             index = waiting[ident]
             yield index, self._read(reply, messages[index].max_reply)
 
-    def _read(self, reply: Message, max_bytes: int) -> RoundMessage | Failure:
+    def _read(self, reply: Message, max_bytes: int) -> RoundMessage | DroppedError:
         if reply.has_error():
             told = f"Flower error {reply.error.code}: {one_line(reply.error.reason)}"
-            return Failure(told, kind="other")
+            return DroppedError(told, kind="other")
         try:
             self.records_up += count_bytes(reply.content)
             return read_message(reply.content, max_bytes)
         except Exception as error:  # of whatever kind: it is this client's failure, never the run's
-            return Failure(f"reply refused: {one_line(error)}", kind="refused")
+            return DroppedError(f"reply refused: {one_line(error)}", kind="refused")
 
     def _replies(self, missing: dict[str, int]) -> Iterator[tuple[str, Message]]:
         """Replies to messages, given as message → client.
