@@ -23,9 +23,8 @@ from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.privacy import Privacy
 from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
-from fedspan.remote.channel import Failure
 from fedspan.remote.client import RemoteClient
-from fedspan.remote.messages import RoundMessage
+from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 from fedspan.replies.secure.client import PHASES
@@ -119,7 +118,7 @@ FAULTS: dict[str, Any] = {
         lambda c: lambda m: [c.client(m.client).reply(m)][:0],
         "no answer to {!r} in time",
     ),
-    "node gone": (lambda _: lambda __: [Failure("node unavailable")], "node unavailable"),
+    "node gone": (lambda _: lambda __: [DroppedError("node unavailable")], "node unavailable"),
     "wrong size": (lambda c: lambda m: [cut(c.client(m.client).reply(m))], "expected"),
     "other arrays": (
         lambda c: lambda m: [replace(c.client(m.client).reply(m), arrays={"a": torch.zeros(3)})],

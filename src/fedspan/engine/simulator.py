@@ -31,10 +31,9 @@ from fedspan.core.round import Round
 from fedspan.core.sync import opened as rebuilt
 from fedspan.engine.pool import Pool
 from fedspan.engine.states import ClientStates
-from fedspan.replies.chain import Chain, Event, Replies
+from fedspan.replies.chain import Chain, Event, Outliers, Replies
 from fedspan.replies.clip import after, leaked, private_work
-from fedspan.replies.fixed_point import clipped_values, fixed_point_mean
-from fedspan.replies.screen import Outlier
+from fedspan.replies.fixed_point import FixedPoint, clipped_values, fixed_point_mean
 
 COPIES = 1 << 16  # numbers of a round's models from which new states take the place of copies
 BATCHED = 1 << 23  # numbers of a round's models up to which batched formulas are faster
@@ -184,48 +183,46 @@ class Simulator:
         overwrite = together and (copies or rnd.overwrite)
         own = rnd if rnd.overwrite == overwrite else replace(rnd, overwrite=overwrite)
         new, up, beside = self._work(own, down, buffers, how)
-        outliers = chain.screen.outliers(up, beside)
+        outliers = chain.screened(up, beside, rnd)
         if not outliers:
             self.states.put(rnd.rows, new)
             return Replies(np.arange(cohort), up, beside)
         # only clients whose replies count get their new states
-        places = np.delete(np.arange(cohort), [one.place for one in outliers])
+        places = np.delete(np.arange(cohort), [place for place, _ in outliers])
         if not len(places):
-            return Replies(places, None, events=_events(rnd, self._undone(outliers, rnd)))
+            return Replies(places, None, events=self._undone(outliers, rnd))
         new, up = (
             wire.gather([wire.pick(one, place) for place in places.tolist()]) for one in (new, up)
         )
         self.states.put(rnd.subset(places).rows, new)
         beside = None if beside is None else beside[:, places]
-        return Replies(places, up, beside, events=_events(rnd, outliers))
+        return Replies(places, up, beside, events=tuple(event for _, event in outliers))
 
     def _in_turn(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
         """The replies of the clients one after the other, so that one client's state is in memory."""
         replies = chain.gathering(rnd)
-        beside, places, out = list[Vector | None](), list[int](), list[Outlier]()
+        beside, places, out = list[Vector | None](), list[int](), tuple[Event, ...]()
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
             state = self.states.take(one.rows, one.ids.shape)
             new, up, own = local_work(self.method, self.problem, state, down, buffers, one)
-            if far := chain.screen.one_of(up):
-                out += [outlier._replace(place=place) for outlier in self._undone(far, one)]
+            if outliers := chain.screened(up, own, one, one_of_many=True):
+                out += self._undone(outliers, one)
                 continue
             self.states.put(one.rows, new)
             beside.append(own)
             places.append(place)
             replies.add(place, up)
             del state, new, up  # not to be held during the work of the next client
-        chain.screen.all_came()
+        chain.all_came(rnd)
         up = replies.reply() if places else None
-        return Replies(np.array(places, np.int64), up, _beside(beside), events=_events(rnd, out))
+        return Replies(np.array(places, np.int64), up, _beside(beside), events=out)
 
-    def _undone(self, outliers: list[Outlier], rnd: Round) -> list[Outlier]:
+    def _undone(self, outliers: Outliers, rnd: Round) -> tuple[Event, ...]:
         """Gives a client its first state where the step of a large model has overwritten the one before."""
         lost = rnd.overwrite and self.states.restart(rnd.rows)
-        return [
-            one._replace(why=f"{one.why}; its state starts again") if lost else one
-            for one in outliers
-        ]
+        again = "; its state starts again" if lost else ""
+        return tuple(event._replace(text=event.text + again) for _, event in outliers)
 
     def _secure(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
         """A round of secure sums. The masks would cancel, so the rounded replies are added up as they are.
@@ -252,20 +249,21 @@ class Simulator:
             for ids in rnd.ids.tolist()
         ]
         change = None if beside is None or buffers is None else beside - buffers
-        found = fixed_point_mean(
-            chain.secure, up, self.method.statistics, change, np.array(examples)
+        fixed = FixedPoint.of(chain.secure, self.method.statistics)
+        counted, mean, changed, clipped, length = fixed_point_mean(
+            fixed, up, change, np.array(examples)
         )
-        states = after(self.method, leaked(self.method, before, rnd), new, down, found.counted, rnd)
+        states = after(self.method, leaked(self.method, before, rnd), new, down, counted, rnd)
         self.states.put(rnd.rows, states)
-        sent, received = bytes_of_round(cohort, found.length, chain.secure)
-        clipped = clipped_values(found.clipped, chain.secure) if found.clipped else ""
+        sent, received = bytes_of_round(cohort, length, chain.secure)
+        told = Event("other", None, clipped_values(clipped, chain.secure))
         return Replies(
             np.arange(cohort),
-            weighted(found.mean, rnd),
-            None if buffers is None or found.change is None else buffers + found.change,
+            weighted(mean, rnd),
+            None if buffers is None or changed is None else buffers + changed,
             sent + base + 0 * rnd.ids,
             np.full(rnd.ids.shape, received),
-            (Event("other", None, clipped),) if clipped else (),
+            (told,) if clipped else (),
         )
 
     def _work(self, rnd: Round, down: Any, buffers: Vector | None, how: Simulate) -> Answer:
@@ -336,19 +334,6 @@ class Simulator:
     def load(self, arrays: wire.Arrays) -> None:
         """Go back to what `save` gave."""
         self.states.load(arrays)
-
-
-def _events(rnd: Round, outliers: list[Outlier]) -> tuple[Event, ...]:
-    """Seeds that are computed together leave out the same places."""
-    return tuple(
-        Event(
-            "left out",
-            int(rnd.ids[run, place]),
-            why,
-            rnd.seeds[run] if len(rnd.seeds) > 1 else None,
-        )
-        for run, place, why in outliers
-    )
 
 
 def _one_by_one(

@@ -40,21 +40,32 @@ Prepare = Callable[
 def identify(context: Context) -> RecordDict:
     """Which client this node stands for, or why that is unknown."""
     try:
-        return RecordDict({IDENTITY: ConfigRecord({"client": client_of(context), "reason": ""})})
+        known = {"client": client_of(context), "reason": ""}
     except FedspanError as error:
-        return RecordDict(
-            {IDENTITY: ConfigRecord({"client": UNKNOWN, "reason": str(error)[:MAX_REASON]})}
-        )
+        known = {"client": UNKNOWN, "reason": str(error)[:MAX_REASON]}
+    return RecordDict({IDENTITY: ConfigRecord(known)})
 
 
 def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict:
     """The reply to a message; any error on this side becomes a refusal with its reason."""
     try:
-        config, client = RunConfig.read(context.run_config), client_of(context)
-        spec, problem = prepare(config.changes, client, module_of(context), floor_of(context))
+        config, client, node = (
+            RunConfig.read(context.run_config),
+            client_of(context),
+            context.node_config,
+        )
+        floor = text_in(context, "privacy", "write a table in quotes, such as '{secure = true}'")
+        spec, problem = prepare(config.changes, client, module_of(context), floor)
         received = read_message(message.content, max_bytes(problem))
-        name = str(context.node_config.get("client-id", f"client-{client}"))
-        state_file = StateFile.of(states_dir(context), config.run_name, name)
+        states = node.get("states-dir") or os.environ.get("FEDSPAN_STATES") or "~/.fedspan/states"
+        state_file = StateFile.of(
+            Path(str(states)).expanduser(),
+            config.run_name,
+            str(node.get("client-id", f"client-{client}")),
+        )
+        terms = None
+        if spec.dp is not None and spec.dp.level == "client":  # else its gradients have the noise
+            terms = Terms(spec.dp.clip or 0.0, spec.dp.leak)
         client_end = RemoteClient(
             spec.method,
             problem,
@@ -63,7 +74,7 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
             spec.seed,
             agreement_of(spec, problem),
             spec.rounds,
-            terms_of(spec),
+            terms,
             spec.participation.known_start,
             spec.secure,
             identity_of(spec.secure, context),
@@ -111,9 +122,9 @@ def client_spec(
     """
     own = spec.table() if isinstance(spec, Spec) else read_toml(Path(spec))
     if isinstance(spec, Spec) and not changes and not module:
-        run = load_spec(spec, ())
+        run = spec
     else:
-        run = load_spec(Spec.from_table(permitted(own, with_changes(own, changes), module)), ())
+        run = Spec.from_table(permitted(own, with_changes(own, changes), module))
     if privacy:
         check_floor(run, privacy_of(privacy), None)
     if own.get("privacy"):
@@ -148,13 +159,6 @@ def client_of(context: Context) -> int:
     return number
 
 
-def terms_of(spec: Spec) -> Terms | None:
-    """What differential privacy of sums asks of a client."""
-    if spec.dp is None or spec.dp.level == "example":  # then its gradients have the noise
-        return None
-    return Terms(spec.dp.clip or 0.0, spec.dp.leak)
-
-
 def identity_of(secure: Privacy | None, context: Context) -> Any:
     """By which a node signs its keys of secure sums, from its own config; None where they are not signed."""
     if secure is None or not secure.secure_signed:
@@ -171,25 +175,13 @@ def identity_of(secure: Privacy | None, context: Context) -> Any:
 
 def module_of(context: Context) -> str:
     """The module that a node itself chose for its model and data; "" where it did not."""
-    given = context.node_config.get("module", "")
-    if not isinstance(given, str):
-        raise SpecError(
-            f"the node's config has module = {given!r}; give an import name or a path ending in .py"
-        )
+    given = text_in(context, "module", "give an import name or a path ending in .py")
     return str(Path(given).expanduser()) if given.endswith(".py") else given
 
 
-def floor_of(context: Context) -> str:
-    """The privacy that a node itself asks of every run, as TOML; "" where it asks for none."""
-    given = context.node_config.get("privacy", "")
+def text_in(context: Context, name: str, remedy: str) -> str:
+    """A text of the node's own config; "" where it is not given."""
+    given = context.node_config.get(name, "")
     if not isinstance(given, str):
-        raise SpecError(
-            f"the node's config has privacy = {given!r}; write a table in quotes, such as '{{secure = true}}'"
-        )
+        raise SpecError(f"the node's config has {name} = {given!r}; {remedy}")
     return given
-
-
-def states_dir(context: Context) -> Path:
-    """Where a node keeps its client's state: from its own config, the environment, or a default."""
-    given = context.node_config.get("states-dir") or os.environ.get("FEDSPAN_STATES")
-    return Path(str(given)).expanduser() if given else Path.home() / ".fedspan" / "states"
