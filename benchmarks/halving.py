@@ -158,7 +158,7 @@ def curve_of(seeds: list[list[float]], grid: Grid) -> Curve:
     rounds = grid["eval_every"] * np.arange(rows, dtype=float)
     table = np.array([seed + [math.nan] * (rows - len(seed)) for seed in seeds])
     diverged = [None if len(seed) == rows else int(rounds[len(seed)]) for seed in seeds]
-    return Curve(rounds, table, rounds, rounds, rounds, diverged, [False] * len(seeds))
+    return Curve(table, {"round": rounds}, diverged, [False] * len(seeds))
 
 
 def main() -> None:

@@ -87,7 +87,7 @@ def test_a_study_that_is_run_again_makes_no_run_again(early: Runs) -> None:
 
 def curve(values: list[float]) -> Curve:
     rows = np.arange(len(values), dtype=float)
-    return Curve(rows, np.array([values]), rows, rows, rows, [None], [False])
+    return Curve(np.array([values]), {"round": rows}, [None], [False])
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,15 @@ from fedspan.study.curves import Curve, Series
 from fedspan.study.model import Case, Part, Variant
 from fedspan.study.results import Entry
 from fedspan.study.tuning import Tried, by_seed
-from fedspan.study.verdict import told_apart, verdict
+from fedspan.study.verdict import said as sentences
+from fedspan.study.verdict import told_apart
 
 SPEC = {"rounds": 10, "method": {"name": "fedavg", "lr": 0.1}}
+
+
+def verdict(of: Part, entries: list[Entry]) -> str:
+    """The sentences as one text."""
+    return " ".join(sentences(of, entries))
 
 
 def part(labels: Any, grid: Any = None, **more: Any) -> Part:
@@ -202,7 +208,7 @@ def test_a_curve_is_cut_where_the_dearest_seed_is_within_the_budget() -> None:
         for rate in (30, 60)
     ]
     curve = Curve.of(runs, "loss")
-    assert curve.spent("up").tolist() == [0, 45, 90, 135]
+    assert curve.spent["up"].tolist() == [0, 45, 90, 135]
     assert curve.within({"up": 100.0}).rounds.tolist() == [0, 1]
     assert curve.within({"up": 120.0}).rounds.tolist() == [0, 1, 2]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fedspan.core.registry import register
@@ -11,10 +9,9 @@ from fedspan.metrics._collected import Ranking
 
 
 @register
-@dataclass(eq=False)
 class AUROC(Ranking):
     """Of one score, or the mean over classes, each against the others."""
 
-    def of_ranks(self, positives: torch.Tensor, negatives: torch.Tensor) -> float:
+    def of_ranks(self, positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
         below = negatives.cumsum(0) - negatives / 2
-        return float((positives * below).sum() / (positives.sum() * negatives.sum()))
+        return (positives * below).sum() / (positives.sum() * negatives.sum())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fedspan.core.registry import register
@@ -11,11 +9,10 @@ from fedspan.metrics._collected import Ranking
 
 
 @register
-@dataclass(eq=False)
 class AveragePrecision(Ranking):
     """Of one score, or the mean over classes, each against the others."""
 
-    def of_ranks(self, positives: torch.Tensor, negatives: torch.Tensor) -> float:
+    def of_ranks(self, positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
         right, wrong = positives.flip(0), negatives.flip(0)
         precision = right.cumsum(0) / (right + wrong).cumsum(0)
-        return float((right * precision).sum() / right.sum())
+        return (right * precision).sum() / right.sum()

@@ -214,7 +214,7 @@ class Cell:
         curve = self.curve
         there = np.flatnonzero(self.part.sign * (curve.values.mean(0) - self.row.target) > 0)
         axes: tuple[Axis, ...] = ("round", "up", "total")
-        return [float(curve.spent(axis)[there[0]]) for axis in axes] if len(there) else None
+        return [float(curve.spent[axis][there[0]]) for axis in axes] if len(there) else None
 
     @property
     def failures(self) -> list[str]:
