@@ -21,14 +21,14 @@ from fedspan.engine import history
 from fedspan.methods.fedavg import FedAvg
 from fedspan.nn.models import mlp
 from fedspan.study import figures, report, tables
-from fedspan.study.curves import Curve, Series, Tail, find, labels, pareto, reach
+from fedspan.study.curves import Series, Tail, find, labels, pareto, reach
 from fedspan.study.model import Case, Part, Variant, study_of
 from fedspan.study.page import chart
 from fedspan.study.report import titled
 from fedspan.study.results import Entry
 from fedspan.study.verdict import problem
 from fedspan.tasks.regression import Regression
-from support.runs import TABLE, line, rows_of
+from support.runs import TABLE, line, rows_of, series_of
 
 
 def entries_of(series: list[Series]) -> tuple[Part, list[Entry]]:
@@ -50,7 +50,7 @@ def test_a_row_counts_that_all_seeds_have_which_came_so_far() -> None:
     ]
     odd = sorted([*rows, rows[2] | {"round": 5}], key=lambda row: row["round"])
     gone = [*rows[:3], rows[3] | {"diverged": True, "seconds": 30.0}]
-    curve = Curve.of([odd, rows, gone], "loss")
+    curve = series_of([odd, rows, gone]).curve("loss")
     assert curve.rounds.tolist() == [0, 2, 4, 6, 8]
     assert curve.diverged == [None, None, 6]
     assert np.isnan(curve.values[2]).tolist() == [False, False, False, True, True]
@@ -69,9 +69,9 @@ def test_a_seed_that_failed_is_counted() -> None:
     rows = [
         {"round": t, "up_bytes": t, "down_bytes": 0, "seconds": 0.0, "loss": 1.0} for t in range(3)
     ]
-    curve = Curve.of([rows, []], "loss")
+    curve = series_of([rows, []]).curve("loss")
     assert curve.tail(1).text("1", "") == "1 (1 of 2 failed)"
-    nothing = Curve.of([[], []], "loss")
+    nothing = series_of([[], []]).curve("loss")
     assert nothing.tail(1).text("", "") == nothing.best("min").text("", "") == "failed"
     assert nothing.spent["up"].tolist() == [0]
 

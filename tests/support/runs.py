@@ -33,6 +33,11 @@ def rows_of(values: list[float | None], up: int = 10) -> list[dict[str, Any]]:
     return rows
 
 
+def series_of(runs: list[Any], label: str = "", rounds: int = 1) -> Series:
+    """A series from the rows of each seed."""
+    return Series.of(label, "", {"rounds": rounds}, range(len(runs)), runs)
+
+
 def line(label: str, values: list[float | None], up: int = 10) -> Series:
     """A series of one seed."""
     return Series.of(label, "#0072B2", {"rounds": len(values) - 1}, (0,), [rows_of(values, up)])

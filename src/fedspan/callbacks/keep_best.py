@@ -1,7 +1,8 @@
-"""Returns the best model of a run instead of the last one."""
+"""Return the best model of a run instead of the last one."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from fedspan.core.errors import CheckpointError
 from fedspan.core.json_log import REMEDY, check_form
 from fedspan.core.registry import register
 from fedspan.core.wire import check_weights
-from fedspan.engine.history import Mode
 from fedspan.engine.provenance import BEST
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class KeepBest(Judge):
-    """Keeps the model with the best value of a metric; the result and the saved model are that one.
+    """Keep the model with the best value of a metric; the result and the saved model are that one.
 
     `result.best`, `result.per_client.last` and the metrics of the result are those of that model.
 
@@ -31,14 +31,12 @@ class KeepBest(Judge):
         mode: "max" if more of the metric is better, "min" if less is; by default as the metric says.
     """
 
-    metric: str | None = None
-    mode: Mode | None = None
     _kept: dict[int, tuple[float, Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def on_run_start(self, run: Loop) -> None:
-        """Takes up the best model of an interrupted run."""
+        """Take up the best model of an interrupted run."""
         self._kept.clear()
         if run.run_dir is not None and any(run.lines):
             path = run.run_dir / BEST
@@ -49,23 +47,18 @@ class KeepBest(Judge):
             if not meta["best"].keys() <= set(map(str, range(len(run.seeds)))):
                 raise CheckpointError(f"{str(path)!r} is damaged: it is of other seeds; {REMEDY}")
             for key, value in meta["best"].items():
-                own = {
-                    n.removeprefix(f"{key}."): a
-                    for n, a in arrays.items()
-                    if n.startswith(f"{key}.")
-                }
+                split = [(name.partition("."), array) for name, array in arrays.items()]
+                own = {name: array for (place, _, name), array in split if place == key}
                 check_weights(own, run.state_dict(int(key)), repr(str(path)))
                 self._kept[int(key)] = (value, own)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
-        """Keeps the model where it is the best so far."""
+        """Keep the model where it is the best so far."""
         improved = False
         for number, lines in enumerate(run.lines):
             metric, sign = self.judged_by(run, number)
             value = lines[-1].get(metric)
-            if value is None:
-                continue
-            if number not in self._kept or sign * value > self._kept[number][0]:
+            if value is not None and sign * value > self._kept.get(number, (-math.inf,))[0]:
                 self._kept[number], improved = (sign * value, run.state_dict(number)), True
         if not improved or run.run_dir is None:
             return
@@ -79,7 +72,7 @@ class KeepBest(Judge):
         checkpoint.save(run.run_dir / BEST, arrays, meta)
 
     def on_run_end(self, run: Loop, result: Result) -> None:
-        """Puts the best models in the place of the last ones."""
+        """Put the best models in the place of the last ones."""
         for number, (_, weights) in self._kept.items():
             result.weights[number] = weights
             metric, sign = self.judged_by(run, number)

@@ -1,8 +1,4 @@
-"""Histories as curves over seeds, series of runs found in directories, and the Pareto front of several series.
-
-A curve is one metric of one spec under all its seeds, with what was spent. A series has the curves of every metric: one
-line of a chart, one row of a table.
-"""
+"""Histories as series over seeds, runs found in directories, and the Pareto front of several series."""
 
 from __future__ import annotations
 
@@ -73,60 +69,119 @@ class Tail:
         return f"{text} ({gone})" if gone else text
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One metric of one spec over all seeds; rows that a seed does not have, or has after diverging, are nan.
+@dataclass(frozen=True, eq=False)
+class Series:
+    """The runs of one spec under all its seeds: a line of a chart, a row of a table.
 
     Attributes:
-        values: The metric, (seeds, rows).
+        label: Its name.
+        color: Empty: chosen when it is drawn.
+        spec: The resolved spec.
+        seeds: The seeds.
         spent: What was spent up to each row, mean over seeds: for every axis, and for "down". "up_most" and
             "total_most" are those of the seed that has sent most, if known.
+        metrics: Name → (seeds, rows). Rows that a seed does not have, or has after diverging, are nan. Empty if all
+            seeds failed.
         diverged: The round at which each seed diverged, or None.
         failed: Whether each seed failed.
+        unfinished: Seed → its last round, if it can go on.
+        costs: What the runs have recorded.
+        metric: The metric by which the series is read: that of `values` and of results.
     """
 
-    values: Floats
+    label: str
+    color: str
+    spec: Table
+    seeds: tuple[int, ...]
     spent: dict[str, Floats]
+    metrics: dict[str, Floats]
     diverged: list[int | None]
     failed: list[bool]
+    unfinished: dict[int, int] = field(default_factory=dict)
+    costs: Table = field(default_factory=dict)
+    metric: str = ""
 
     @staticmethod
-    def of(runs: Sequence[Sequence[Line]], metric: str) -> Curve:
-        """Return the curve of one list of rows per seed; a seed that failed has none.
+    def of(
+        label: str,
+        color: str,
+        spec: Table,
+        seeds: Sequence[int],
+        runs: Sequence[Sequence[Line]],
+        costs: Table | None = None,
+    ) -> Series:
+        """Return the series of the rows of every seed, as far as all are that are still alive.
 
-        Only rounds count that all seeds have which got so far: a run that was extended has a row at its old end. What
-        was spent never falls when a seed drops out.
+        A seed that failed has no rows. Only rounds count that all seeds have which got so far: a run that was extended
+        has a row at its old end. What was spent never falls when a seed drops out.
         """
+        lasts = [rows[-1] if rows else {} for rows in runs]
+        far = {
+            seed: last["round"]
+            for seed, last in zip(seeds, lasts, strict=True)
+            if last and not last.get("diverged")
+        }
+        end = min(far.values(), default=math.inf)
         by_round = [{row["round"]: row for row in rows} for rows in runs]
-        ends = [max(rows, default=-1) for rows in by_round]
-        rounds = sorted(
+        rounds = [
             t
-            for t in set[int]().union(*by_round)
-            if all(t in rows or end < t for rows, end in zip(by_round, ends, strict=True))
-        )
-        rounds = rounds or [0]
+            for t in sorted(set[int]().union(*by_round))
+            if t <= end and all(t in rows or max(rows, default=-1) < t for rows in by_round)
+        ] or [0]
         zero = {"up_bytes": 0, "down_bytes": 0, "seconds": 0.0}
         there = [[rows[t] for rows in by_round if t in rows] or [zero] for t in rounds]
-        spent = {"round": np.array(rounds, float)}
-        for axis, key in {"up": "up_bytes", "down": "down_bytes", "seconds": "seconds"}.items():
-            spent[axis] = np.array([np.mean([row[key] for row in rows]) for rows in there])
-            spent[axis] = np.maximum.accumulate(spent[axis])
-        spent["total"] = spent["up"] + spent["down"]
-        for axis, keys in {"up": ["up_bytes"], "total": ["up_bytes", "down_bytes"]}.items():
-            most = [max(sum(row[key] for key in keys) for row in rows) for rows in there]
-            spent[f"{axis}_most"] = np.maximum.accumulate(np.array(most, float))
 
-        def value(row: Line) -> float:
+        def spent(over_seeds: Any, *keys: str) -> Floats:
+            sums = [over_seeds([sum(row[key] for key in keys) for row in rows]) for rows in there]
+            return np.maximum.accumulate(np.array(sums, float))
+
+        def value(row: Line, metric: str) -> float:
             found = None if row.get("diverged") else row.get(metric)
             return math.nan if found is None else float(found)
 
-        lasts = [rows[-1] if rows else {} for rows in runs]
-        return Curve(
-            values=np.array([[value(rows.get(t, {})) for t in rounds] for rows in by_round]),
-            spent=spent,
-            diverged=[last["round"] if last.get("diverged") else None for last in lasts],
+        up, down = spent(np.mean, "up_bytes"), spent(np.mean, "down_bytes")
+        gone = [last["round"] if last.get("diverged") else None for last in lasts]
+        known = [rows[0].keys() for rows in runs if rows]
+        return Series(
+            label=label,
+            color=color,
+            spec=spec,
+            seeds=tuple(seeds),
+            spent={
+                "round": np.array(rounds, float),
+                "up": up,
+                "down": down,
+                "total": up + down,
+                "seconds": spent(np.mean, "seconds"),
+                "up_most": spent(max, "up_bytes"),
+                "total_most": spent(max, "up_bytes", "down_bytes"),
+            },
+            metrics={
+                name: np.array(
+                    [[value(rows.get(t, {}), name) for t in rounds] for rows in by_round]
+                )
+                for name in (known[0] if known else ())
+                if name not in PLAIN and all(name in one for one in known)
+            },
+            diverged=[t if t is not None and t <= end else None for t in gone],
             failed=[not rows for rows in runs],
+            unfinished={seed: t for seed, t in far.items() if t < spec["rounds"]},
+            costs=costs or {},
         )
+
+    def curve(self, metric: str) -> Series:
+        """Return the series as it is read by a metric."""
+        if self.metrics and metric not in self.metrics:
+            raise SpecError(
+                f"{self.label!r} has no metric {metric!r}; it has {', '.join(self.metrics)}"
+            )
+        return replace(self, metric=metric)
+
+    @property
+    def values(self) -> Floats:
+        """The metric, (seeds, rows)."""
+        nothing = np.full((len(self.seeds), len(self.rounds)), math.nan)
+        return self.metrics.get(self.metric, nothing)
 
     @property
     def rounds(self) -> Floats:
@@ -137,21 +192,28 @@ class Curve:
         """Return what any seed has spent at most up to each row."""
         return self.spent.get(f"{axis}_most", self.spent[axis])
 
-    def until(self, rounds: int) -> Curve:
+    def until(self, rounds: float) -> Series:
         """Return the rows up to a round; a seed that diverged later has not diverged here."""
-        rows = int(np.searchsorted(self.rounds, rounds, side="right"))
         diverged = [t if t is not None and t <= rounds else None for t in self.diverged]
-        return replace(self.at_rows(np.arange(rows)), diverged=diverged)
+        return replace(self.at_rows(self.rounds <= rounds), diverged=diverged)
 
-    def within(self, limits: dict[Axis, float]) -> Curve:
+    def within(self, limits: dict[Axis, float]) -> Series:
         """Return the rows at which every seed has spent no more than some limits; at least the first."""
         rows = [np.searchsorted(self.most(a), limits[a], side="right") for a in limits]
-        return self.until(int(self.rounds[max(int(min(rows)), 1) - 1])) if rows else self
+        return self.until(self.rounds[max(int(min(rows)), 1) - 1]) if rows else self
 
-    def at_rows(self, rows: npt.NDArray[np.int64]) -> Curve:
+    def at_rows(self, rows: npt.NDArray[Any]) -> Series:
         """Return some of the rows."""
-        spent = {name: known[rows] for name, known in self.spent.items()}
-        return replace(self, values=self.values[:, rows], spent=spent)
+        spent = {axis: known[rows] for axis, known in self.spent.items()}
+        metrics = {name: values[:, rows] for name, values in self.metrics.items()}
+        return replace(self, spent=spent, metrics=metrics)
+
+    def thin(self, points: int = POINTS) -> Series:
+        """Return as many rows as a chart can show: even on a linear axis and on a logarithmic one."""
+        rows = len(self.rounds)
+        even = np.linspace(0, rows - 1, min(rows, points))
+        growing = np.geomspace(1, max(rows - 1, 1), min(rows, points)).clip(0, rows - 1)
+        return self.at_rows(np.unique(np.concatenate([even, growing]).astype(np.int64)))
 
     def alive(self) -> list[int]:
         """Return the seeds that neither diverged nor failed."""
@@ -182,6 +244,22 @@ class Curve:
         undefined = len(values) - len(known) if gone + failed < len(self.diverged) else 0
         return Tail(mean, spread, gone, len(self.diverged), failed, undefined)
 
+    def to_json(self) -> Table:
+        """Return plain values, rounded to six digits; label and color are kept elsewhere."""
+        spent = {key: rounded(self.spent[axis]) for key, axis in SAVED.items()}
+        values = {name: [rounded(v) for v in seeds] for name, seeds in self.metrics.items()}
+        ends = {"diverged": self.diverged, "failed": self.failed}
+        return {"spec": self.spec, "seeds": list(self.seeds)} | spent | ends | {"metrics": values}
+
+    @staticmethod
+    def from_json(table: Table, label: str, color: str) -> Series:
+        """Return the series that `to_json` wrote."""
+        spent = {axis: np.array(table[key], float) for key, axis in SAVED.items()}
+        spent["total"] = spent["up"] + spent["down"]
+        metrics = {name: np.array(values, float) for name, values in table["metrics"].items()}
+        ends = table["diverged"], table["failed"]
+        return Series(label, color, table["spec"], tuple(table["seeds"]), spent, metrics, *ends)
+
 
 def over_seeds(values: Floats) -> tuple[Floats, Floats, Floats]:
     """Return mean, lowest and highest over the seeds that have a row; nan if none has."""
@@ -194,83 +272,6 @@ def rounded(values: Iterable[float], digits: int = 6) -> list[float | int | None
     """Return numbers with so many digits for JSON; what is not finite is null."""
     short = [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values]
     return [int(value) if value is not None and value.is_integer() else value for value in short]
-
-
-@dataclass(frozen=True, eq=False)
-class Series:
-    """Curves of every metric; if all seeds failed, there is one empty curve without a name."""
-
-    label: str
-    color: str  # empty: chosen when it is drawn
-    spec: Table  # resolved
-    seeds: tuple[int, ...]
-    curves: dict[str, Curve]
-    unfinished: dict[int, int] = field(default_factory=dict)  # seed → round, if it can go on
-    costs: Table = field(default_factory=dict)  # what the runs have recorded
-
-    @staticmethod
-    def of(
-        label: str,
-        color: str,
-        spec: Table,
-        seeds: Sequence[int],
-        runs: Sequence[Sequence[Line]],
-        costs: Table | None = None,
-    ) -> Series:
-        """Return the series of the rows of every seed, as far as all are that are still alive.
-
-        A seed that failed has no rows.
-        """
-        known = [[name for name in rows[0] if name not in PLAIN] for rows in runs if rows] or [[""]]
-        metrics = [name for name in known[0] if all(name in one for one in known)]
-        curves = {metric: Curve.of(runs, metric) for metric in metrics}
-        lasts = {seed: rows[-1] for seed, rows in zip(seeds, runs, strict=True) if rows}
-        far = {seed: last["round"] for seed, last in lasts.items() if not last.get("diverged")}
-        if far:
-            curves = {name: curve.until(min(far.values())) for name, curve in curves.items()}
-        unfinished = {seed: t for seed, t in far.items() if t < spec["rounds"]}
-        return Series(label, color, spec, tuple(seeds), curves, unfinished, costs or {})
-
-    @property
-    def metrics(self) -> list[str]:
-        return [name for name in self.curves if name]
-
-    def curve(self, metric: str) -> Curve:
-        """Return the curve of a metric."""
-        found = self.curves.get(metric, self.curves.get(""))
-        if found is None:
-            raise SpecError(
-                f"{self.label!r} has no metric {metric!r}; it has {', '.join(self.curves)}"
-            )
-        return found
-
-    def thin(self, points: int = POINTS) -> Series:
-        """Return as many rows as a chart can show: even on a linear axis and on a logarithmic one."""
-        rows = len(next(iter(self.curves.values())).rounds)
-        even = np.linspace(0, rows - 1, min(rows, points))
-        growing = np.geomspace(1, max(rows - 1, 1), min(rows, points)).clip(0, rows - 1)
-        keep = np.unique(np.concatenate([even, growing]).astype(np.int64))
-        curves = {name: curve.at_rows(keep) for name, curve in self.curves.items()}
-        return replace(self, curves=curves)
-
-    def to_json(self) -> Table:
-        """Return plain values, rounded to six digits; label and color are kept elsewhere."""
-        one = next(iter(self.curves.values()))
-        spent = {key: rounded(one.spent[axis]) for key, axis in SAVED.items()}
-        values = {name: [rounded(v) for v in curve.values] for name, curve in self.curves.items()}
-        ends = {"diverged": one.diverged, "failed": one.failed}
-        return {"spec": self.spec, "seeds": list(self.seeds)} | spent | ends | {"metrics": values}
-
-    @staticmethod
-    def from_json(table: Table, label: str, color: str) -> Series:
-        """Return the series that `to_json` wrote."""
-        spent = {axis: np.array(table[key], float) for key, axis in SAVED.items()}
-        spent["total"] = spent["up"] + spent["down"]
-        curves = {
-            name: Curve(np.array(values, float), spent, table["diverged"], table["failed"])
-            for name, values in table["metrics"].items()
-        }
-        return Series(label, color, table["spec"], tuple(table["seeds"]), curves)
 
 
 def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:

@@ -84,7 +84,7 @@ def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
             axis.set_xscale("linear" if kind == "round" else "log")
             axis.set_yscale("linear" if part.goal == "max" else "log")
             if kind in AXES:
-                starts[axis] = _curves(axis, part, here, kind, part.metric, unit_of(part, entries))
+                starts[axis] = _curves(axis, part, here, kind, part.metric, unit_of(entries))
             else:
                 _grid(axis, part, here, kind)
         for line in axes:
@@ -101,7 +101,7 @@ def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
 
 def compare(part: Part, entries: Sequence[Entry], kind: Axis, metric: str, axis: Any = None) -> Any:
     """Draw a metric of every variant against a cost on one axis; the budget is a dotted line."""
-    axis, unit = axis or plt.subplots(layout="constrained")[1], unit_of(part, entries)
+    axis, unit = axis or plt.subplots(layout="constrained")[1], unit_of(entries)
     _curves(axis, part, entries, kind, metric, unit)
     if part.budget is not None and kind in part.budget.limits:
         limit = part.budget.limits[kind] / (unit[1] if kind in BYTES else 1.0)

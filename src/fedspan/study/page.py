@@ -96,9 +96,8 @@ def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
     metrics = [name for name in known if not several or name in (part.metric, *DETAILS)]
     goals = {n: "min" if higher_is_better(n, part.metrics) is False else "max" for n in metrics}
     goals[part.metric] = part.goal
-    unit, size = unit_of(part, entries)
-    spent = [one.series.curve(part.metric).spent for one in entries]
-    timed = any(np.isfinite(one["seconds"]).any() for one in spent)
+    unit, size = unit_of(entries)
+    timed = any(np.isfinite(one.series.spent["seconds"]).any() for one in entries)
     scales = {axis: size if axis in BYTES else 1.0 for axis in AXES if axis != "seconds" or timed}
     budget = {} if part.budget is None else part.budget.limits
     limits = {axis: most / scales[axis] for axis, most in budget.items()}
@@ -109,27 +108,26 @@ def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
         best = best_first(part, series)
         colors = [series[n].color for n in best]
         for n, one in enumerate(series):
-            curves = {name: one.curve(name) for name in metrics if name in one.metrics}
-            some = next(iter(curves.values()), one.curve(part.metric))
             gone = [  # seeds that diverged or failed, in words
                 f"seed {seed} {'failed' if failed else f'diverged at round {t}'}"
-                for seed, t, failed in zip(one.seeds, some.diverged, some.failed, strict=True)
+                for seed, t, failed in zip(one.seeds, one.diverged, one.failed, strict=True)
                 if failed or t is not None
             ]
             x: dict[str, Any] = {}
             for axis, scale in scales.items():
-                costs, rounds = some.spent[axis] / scale, some.rounds
+                costs, rounds = one.spent[axis] / scale, one.rounds
                 each = float(f"{costs[-1] / rounds[-1]:.9g}") if rounds[-1] else 0.0
                 even = axis in BYTES and np.allclose(each * rounds, costs, rtol=2e-7, atol=0)
                 x[axis] = each if even else rounded(costs, DIGITS.get(axis, 6))
             y: dict[str, Any] = {}
-            for name, curve in curves.items():
-                mean, low, high = over_seeds(scale_of(name) * curve.values)
+            for name in (name for name in metrics if name in one.metrics):
+                values = one.metrics[name]
+                mean, low, high = over_seeds(scale_of(name) * values)
                 y[name] = {"mean": rounded(mean, 5)}
-                if len(curve.values) > 1:  # of one seed these are the mean
+                if len(values) > 1:  # of one seed these are the mean
                     y[name] |= {"low": rounded(low, 4), "high": rounded(high, 4)}
-                missing = np.flatnonzero(~np.isfinite(curve.values).all(0))
-                y[name]["whole"] = int(missing[0]) if len(missing) else len(curve.rounds)
+                missing = np.flatnonzero(~np.isfinite(values).all(0))
+                y[name]["whole"] = int(missing[0]) if len(missing) else len(one.rounds)
             about = {"name": one.label, "color": one.color, "seeds": len(one.seeds), "gone": gone}
             # each line has a marker; a dash tells lines of one color apart
             dash = colors[: best.index(n)].count(one.color)

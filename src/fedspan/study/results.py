@@ -27,7 +27,7 @@ from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.spec import read_toml
 from fedspan.core.versions import versions
 from fedspan.study.budget import Budget, sized
-from fedspan.study.curves import Axis, Curve, Series, Table, Tail, rounded
+from fedspan.study.curves import Axis, Series, Table, Tail, rounded
 from fedspan.study.jobs import seconds
 from fedspan.study.model import Part, Point, Study, study_of, table_of
 from fedspan.study.tuning import Runs, Tried, by_seed, edges
@@ -65,7 +65,7 @@ class Entry:
         """What went wrong, with the name of the method."""
         return [f"{self.series.label}, {event}" for event in self.events]
 
-    def curve(self, part: Part) -> Curve:
+    def curve(self, part: Part) -> Series:
         """The rows that count, in the metric of the part."""
         curve = self.series.curve(part.metric)
         return part.inside(curve) if self.until is None else curve.until(self.until)

@@ -106,9 +106,9 @@ def shown(metric: str, tail: Tail) -> str:
     return tail.text(number(tail.mean), number(tail.spread, 0))
 
 
-def unit_of(part: Part, entries: Sequence[Entry]) -> tuple[str, float]:
-    """Return the unit of bytes in a part, and its size: that of the most that was sent."""
-    sent = [float(one.series.curve(part.metric).spent["total"][-1]) for one in entries]
+def unit_of(entries: Sequence[Entry]) -> tuple[str, float]:
+    """Return the unit of bytes of some entries, and its size: that of the most that was sent."""
+    sent = [float(one.series.spent["total"][-1]) for one in entries]
     most = max(sent, default=0.0)
     return next((one for one in reversed(UNITS.items()) if most >= one[1]), ("B", 1.0))
 
@@ -220,10 +220,10 @@ def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
     """
     lines = []
     for named, one in series:
-        spent = next(iter(one.curves.values())).spent
+        spent = one.spent
         for place, seed in enumerate(one.seeds):
             for row, t in enumerate(spent["round"]):
-                values = {name: _digits(one.curve(name).values[place, row]) for name in one.metrics}
+                values = {name: _digits(each[place, row]) for name, each in one.metrics.items()}
                 if any(values.values()):
                     costs = {
                         "round": int(t),
@@ -295,7 +295,7 @@ def _of_records(
     part: Part, entries: Sequence[Entry], columns: dict[str, str], keep: int = 0, title: str = ""
 ) -> TextTable:
     """Return a table with a row per entry and a column per heading → key of a record; {} is the unit of bytes."""
-    unit, size = unit_of(part, entries)
+    unit, size = unit_of(entries)
     sizes = {"client_state_bytes": 1e3, "client_memory_bytes": 1e6}
 
     def text(key: str, value: Any) -> str:
@@ -325,7 +325,7 @@ def _full(header: list[str], rows: list[list[Text]], keep: int = 0, title: str =
 
 def _by_row(part: Part, entries: Sequence[Entry]) -> TextTable:
     """Return the values of every row, and the result of every variant there."""
-    unit, size = unit_of(part, entries)
+    unit, size = unit_of(entries)
     names = dict.fromkeys(key for row in part.rows for key in row.values)
     there = {entry.variant for entry in entries}
     variants = [variant for variant in part.variants if variant.name in there]

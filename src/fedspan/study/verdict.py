@@ -296,7 +296,7 @@ def standing(part: Part, entries: Sequence[Entry]) -> str:
     best = ranked(part, entries)[0]
     if not best.final.whole:
         return ""
-    spent, unit = best.series.curve(part.metric).spent, " %" * (scale_of(part.metric) == 100)
+    spent, unit = best.series.spent, " %" * (scale_of(part.metric) == 100)
     value = f"{name_of(part.metric)} {shown(part.metric, best.final)}{unit}"
     far = f"after {spent['round'][-1]:.0f} rounds and {spent['total'][-1] / 1e6:.3g} MB in both directions"
     return f"{best.series.label}{' has the best last value' if len(entries) > 1 else ''}: {value} {far}."
