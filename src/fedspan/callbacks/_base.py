@@ -90,18 +90,13 @@ class Logger(Writer):
             close()
 
 
-@dataclass(frozen=True)
-class Judge(Callback):
-    """A callback that judges evaluations by `metric`, of which more or less is better as `mode` says."""
+def judged(run: Loop, metric: str | None, mode: Mode | None, number: int = 0) -> tuple[str, int]:
+    """Return the metric that a run is judged by, and the sign with which more of it is better."""
+    metric = judged_by(run.lines[number], metric, run.metrics)
+    return metric, sign_of(metric, run.metrics, mode)
 
-    metric: str | None = None
-    mode: Mode | None = None
 
-    def __post_init__(self) -> None:
-        if self.mode is not None:
-            one_of("mode", self.mode, ("min", "max"))
-
-    def judged_by(self, run: Loop, number: int = 0) -> tuple[str, int]:
-        """Return the metric, and the sign with which more of it is better."""
-        metric = judged_by(run.lines[number], self.metric, run.metrics)
-        return metric, sign_of(metric, run.metrics, self.mode)
+def check_mode(mode: Mode | None) -> None:
+    """Refuse what is neither "min" nor "max"."""
+    if mode is not None:
+        one_of("mode", mode, ("min", "max"))

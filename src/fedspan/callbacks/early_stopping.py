@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedspan.callbacks._base import Judge
+from fedspan.callbacks._base import check_mode, judged
+from fedspan.core.callback import Callback
 from fedspan.core.errors import at_least, not_negative
 from fedspan.core.registry import register
+from fedspan.engine.history import Mode
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class EarlyStopping(Judge):
+class EarlyStopping(Callback):
     """End a run after `patience` evaluations without a better value.
 
     Args:
@@ -26,17 +28,19 @@ class EarlyStopping(Judge):
     """
 
     decides: ClassVar[bool] = True
+    metric: str | None = None
+    mode: Mode | None = None
     patience: int = 10
     min_delta: float = 0.0
 
     def __post_init__(self) -> None:
         at_least("patience", self.patience, 1)
         not_negative("min_delta", self.min_delta)
-        super().__post_init__()
+        check_mode(self.mode)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """End the run when no seed has improved for `patience` evaluations."""
-        metric, sign = self.judged_by(run)
+        metric, sign = judged(run, self.metric, self.mode)
         waits = []
         for lines in run.lines:
             if lines[-1].get("diverged"):

@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedspan.callbacks._base import Judge
+from fedspan.callbacks._base import check_mode, judged
 from fedspan.core import checkpoint
+from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError
 from fedspan.core.json_log import REMEDY, check_form
 from fedspan.core.registry import register
 from fedspan.core.wire import check_weights
+from fedspan.engine.history import Mode
 from fedspan.engine.provenance import BEST
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class KeepBest(Judge):
+class KeepBest(Callback):
     """Keep the model with the best value of a metric; the result and the saved model are that one.
 
     `result.best`, `result.per_client.last` and the metrics of the result are those of that model.
@@ -31,9 +33,14 @@ class KeepBest(Judge):
         mode: "max" if more of the metric is better, "min" if less is; by default as the metric says.
     """
 
+    metric: str | None = None
+    mode: Mode | None = None
     _kept: dict[int, tuple[float, Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+
+    def __post_init__(self) -> None:
+        check_mode(self.mode)
 
     def on_run_start(self, run: Loop) -> None:
         """Take up the best model of an interrupted run."""
@@ -56,7 +63,7 @@ class KeepBest(Judge):
         """Keep the model where it is the best so far."""
         improved = False
         for number, lines in enumerate(run.lines):
-            metric, sign = self.judged_by(run, number)
+            metric, sign = judged(run, self.metric, self.mode, number)
             value = lines[-1].get(metric)
             if value is not None and sign * value > self._kept.get(number, (-math.inf,))[0]:
                 self._kept[number], improved = (sign * value, run.state_dict(number)), True
@@ -75,7 +82,7 @@ class KeepBest(Judge):
         """Put the best models in the place of the last ones."""
         for number, (_, weights) in self._kept.items():
             result.weights[number] = weights
-            metric, sign = self.judged_by(run, number)
+            metric, sign = judged(run, self.metric, self.mode, number)
             known = [line for line in run.lines[number] if line.get(metric) is not None]
             _, best = max((sign * line[metric], -line["round"]) for line in known)  # the first
             result.model_rounds[run.seeds[number]] = int(-best)

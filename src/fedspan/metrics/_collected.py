@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,17 +41,6 @@ class Collected(Metric):
         """Return the metric of what was kept."""
 
 
-class Regression(Collected):
-    """A metric of numbers: outputs and targets have as many."""
-
-    def kept(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if outputs.numel() != targets.numel():
-            raise SpecError(
-                f"a metric of numbers needs one output per target, got {shapes(outputs, targets)}"
-            )
-        return outputs.double().reshape(targets.shape), targets.double()
-
-
 class Labels(Collected):
     """A metric of predicted and true labels: of classes, of yes or no, or of several labels per example."""
 
@@ -77,42 +66,37 @@ class Labels(Collected):
         """Return the metric of labels, (n,) or (n, labels)."""
 
 
-class Ranking(Collected):
-    """A metric of how scores order examples, as the mean over classes or labels that occur and are not all there is.
+def by_ranks(outputs: Tensor, targets: Tensor, of: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """Return a metric of how scores order examples, as the mean over classes or labels that occur and are not all.
 
     Only the order of scores counts. Where the model has an output per class, a class is ranked by its log-odds
     z_k - log Σ_{j≠k} exp(z_j), which order examples as softmax does and never saturate.
+
+    Args:
+        outputs: What the model returned.
+        targets: What it should have been.
+        of: The metric of one class, from the numbers of examples in it and not in it at each score, lowest first.
     """
-
-    needs: ClassVar[str] = "examples of at least two classes"  # where it is not NaN
-
-    def value(self, outputs: Tensor, targets: Tensor) -> float:
-        """Return the mean of one class against the others, for each."""
-        if by_class(outputs, targets):
-            outputs, targets = outputs.double().movedim(1, -1).flatten(0, -2), targets.flatten()
-            outputs, targets = outputs[targets != IGNORED], targets[targets != IGNORED]
-            classes = range(outputs.shape[1])
-            if not are_probabilities(outputs):
-                rest = [torch.cat([outputs[:, :k], outputs[:, k + 1 :]], 1) for k in classes]
-                outputs = outputs - torch.stack([others.logsumexp(1) for others in rest], 1)
-            columns = [(outputs[:, k], targets == k) for k in classes]
-        else:
-            scores = one_score(outputs, targets).double().reshape(len(targets), -1)
-            there = (targets > 0.5).reshape(len(targets), -1)
-            columns = list(zip(scores.T, there.T, strict=True))
-        found = [self._of_column(*one) for one in columns if 0 < int(one[1].sum()) < len(one[1])]
-        return sum(found) / len(found) if found else math.nan
-
-    def _of_column(self, scores: Tensor, there: Tensor) -> float:
-        if not torch.isfinite(scores).all():
-            return math.nan
-        _, place, count = scores.unique(return_inverse=True, return_counts=True)
-        positives = torch.bincount(place, weights=there.double(), minlength=len(count))
-        return float(self.of_ranks(positives, count - positives))
-
-    @abstractmethod
-    def of_ranks(self, positives: Tensor, negatives: Tensor) -> Tensor:
-        """Return the metric of one class, from the numbers of examples in it and not at each score, lowest first."""
+    if by_class(outputs, targets):
+        scores, targets = outputs.double().movedim(1, -1).flatten(0, -2), targets.flatten()
+        scores, targets = scores[targets != IGNORED], targets[targets != IGNORED]
+        classes = range(scores.shape[1])
+        if not are_probabilities(scores):
+            rest = [torch.cat([scores[:, :k], scores[:, k + 1 :]], 1) for k in classes]
+            scores = scores - torch.stack([others.logsumexp(1) for others in rest], 1)
+        there = torch.stack([targets == k for k in classes], 1)
+    else:
+        scores = one_score(outputs, targets).double().reshape(len(targets), -1)
+        there = (targets > 0.5).reshape(len(targets), -1)
+    found = []
+    for column, inside in zip(scores.T, there.T, strict=True):
+        if not 0 < int(inside.sum()) < len(inside):
+            continue
+        _, place, count = column.unique(return_inverse=True, return_counts=True)
+        positives = torch.bincount(place, weights=inside.double(), minlength=len(count))
+        known = bool(torch.isfinite(column).all())
+        found.append(float(of(positives, count - positives)) if known else math.nan)
+    return sum(found) / len(found) if found else math.nan
 
 
 def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool = False) -> float:
@@ -150,6 +134,15 @@ def are_probabilities(outputs: Tensor) -> bool:
 def by_class(outputs: Tensor, targets: Tensor) -> bool:
     """Return whether there is a score for each class."""
     return outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1
+
+
+def numbers(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and targets of a metric of numbers, of which there are as many, in float64."""
+    if outputs.numel() != targets.numel():
+        raise SpecError(
+            f"a metric of numbers needs one output per target, got {shapes(outputs, targets)}"
+        )
+    return outputs.double().reshape(targets.shape), targets.double()
 
 
 def without_column(targets: Tensor) -> Tensor:

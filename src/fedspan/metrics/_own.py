@@ -22,26 +22,11 @@ from fedspan.metrics._collected import (
 )
 
 Tensor = torch.Tensor
+# Columns of every run, and names of a first argument that is the truth.
 RESERVED = (
-    "round",
-    "up_bytes",
-    "down_bytes",
-    "total_bytes",
-    "seconds",
-    "loss",
-    "training_loss",
-    "events",
-    "diverged",
-)
-TRUTHS = (
-    "y_true",
-    "true",
-    "target",
-    "targets",
-    "label",
-    "labels",
-    "actual",
-)  # names of a first argument
+    "round", "up_bytes", "down_bytes", "total_bytes", "seconds", "loss", "training_loss", "events", "diverged",
+)  # fmt: skip
+TRUTHS = ("y_true", "true", "target", "targets", "label", "labels", "actual")
 OF_PROBABILITIES = ("log_loss", "d2_log_loss_score")  # of scikit-learn, which call them y_pred
 
 
@@ -54,7 +39,9 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
             raise SpecError(
                 f"`metrics` {name!r} is the name of a column of every run; give it another name"
             )
-        if name in found and not _same(found[name], metric):
+        other = found.get(name, metric)
+        same = type(other) is type(metric) and repr(vars(other)) == repr(vars(metric))
+        if name in found and (not same or isinstance(metric, Own)):
             raise SpecError(
                 f"`metrics` {name!r} is there twice; give one of them another `__name__`"
             )
@@ -79,15 +66,6 @@ def _fresh(given: Any) -> Metric:
         return Own(given)
     raise SpecError(
         f"`metrics` must be names, metrics or functions of (outputs, targets), got {shown(given)}"
-    )
-
-
-def _same(one: Metric, other: Metric) -> bool:
-    """Whether two metrics of a name are one: of a class of fedspan's, with the same settings."""
-    return (
-        type(one) is type(other)
-        and not isinstance(one, Own)
-        and repr(vars(one)) == repr(vars(other))
     )
 
 
@@ -153,10 +131,10 @@ def _for_sklearn(
             return outputs.argmax(1), targets
         if outputs.shape[1] > 2 or wanted.startswith("prob"):
             return outputs if wanted == "pred_decision" else _probabilities(outputs), targets
-        second = (
-            outputs[:, 1].double() - outputs[:, 0]
-        )  # of two classes the second is the one that is scored
-        return _probabilities(outputs)[:, 1] if wanted.startswith("y_prob") else second, targets
+        # of two classes the second is the one that is scored
+        if wanted.startswith("y_prob"):
+            return _probabilities(outputs)[:, 1], targets
+        return outputs[:, 1].double() - outputs[:, 0], targets
     outputs = outputs.reshape(targets.shape)
     if logits is None:  # of numbers
         return outputs, targets

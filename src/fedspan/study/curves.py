@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,7 @@ BYTES: tuple[Axis, ...] = ("up", "total")
 SAVED = {"rounds": "round", "up": "up", "down": "down", "seconds": "seconds"}  # key in a file
 
 
-@dataclass(frozen=True)
-class Tail:
+class Tail(NamedTuple):
     """A result over seeds: mean, standard deviation, and how many seeds have none."""
 
     mean: float
@@ -234,7 +233,7 @@ class Series:
         pick = np.nanmax if goal == "max" else np.nanmin
         tops = [pick(row) for row in self.values if np.isfinite(row).any()]
         found = self._over_seeds(np.array(tops) if tops else np.full(len(self.alive()), np.nan))
-        return replace(found, diverged=0) if tops else found
+        return found._replace(diverged=0) if tops else found
 
     def _over_seeds(self, values: Floats) -> Tail:
         known = values[np.isfinite(values)]
@@ -325,18 +324,18 @@ def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:
 
 
 def _run_dir(folder: Path) -> Path:
-    """The directory of the run to which a history belongs; seeds of one computation share the one above theirs."""
+    """Return the directory of the run to which a history belongs; seeds of one computation share one."""
     shared = folder.name.startswith("seed-") and not (folder / OUTCOME).exists()
     return folder.parent if shared and (folder.parent / OUTCOME).exists() else folder
 
 
 def memory_file(run_dir: Path) -> Path:
-    """Beside a run of a study: the memory of its clients."""
+    """Return the file beside a run of a study with the memory of its clients."""
     return run_dir.with_name(f"{run_dir.name}.json")
 
 
 def recorded(run_dir: Path, header: Line) -> Table:
-    """The costs that a run has recorded in its history, and a study beside it; fewer of an earlier version."""
+    """Return the costs that a run has recorded in its history, and a study beside it; fewer of an earlier version."""
     path = memory_file(run_dir)
     found = check_form(header.get("costs", {}), run_dir, {}, RECORDED)
     found |= read_table(path, more=RECORDED) if path.exists() else {}
@@ -344,25 +343,25 @@ def recorded(run_dir: Path, header: Line) -> Table:
 
 
 def labels(specs: Sequence[Table]) -> list[str]:
-    """The method of each spec, with the settings in which it differs from others of that method."""
-    out = [""] * len(specs)
+    """Return the method of each spec, with the settings in which it differs from others of that method."""
+    out = [spec["method"]["name"] for spec in specs]
     plain = [flat({k: v for k, v in one.items() if k not in ("rounds", "seed")}) for one in specs]
-    for name in dict.fromkeys(spec["method"]["name"] for spec in specs):
+    for name in set(out):
         places = [n for n, spec in enumerate(specs) if spec["method"]["name"] == name]
         for place, text in zip(places, _different([plain[n] for n in places]), strict=True):
-            out[place] = f"{name}, {text}" if text else name
+            out[place] += f", {text}" if text else ""
     return out
 
 
 def _different(tables: Sequence[Table]) -> list[str]:
-    """Of each table the values in which it differs from the others."""
+    """Return of each table the values in which it differs from the others."""
     keys = dict.fromkeys(key for table in tables for key in table)
     differing = [k for k in keys if len({json.dumps(table.get(k)) for table in tables}) > 1]
     return [", ".join(setting(k, t[k]) for k in differing if k in t) for t in tables]
 
 
 def setting(key: str, value: Any) -> str:
-    """method.space.rank = 20 → rank 20, method.server.lr = 1.0 → server lr 1; a name stands for itself."""
+    """Return method.space.rank = 20 → rank 20, method.server.lr = 1.0 → server lr 1; a name stands for itself."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     last = key.rpartition(".")[2]
     if key.endswith("server.lr"):  # beside that of the local steps
@@ -376,7 +375,7 @@ def setting(key: str, value: Any) -> str:
 def pareto(
     series: Sequence[Series], metric: str, goal: Goal, axis: Axis
 ) -> list[tuple[int, float, float]]:
-    """(number of a series, cost, value) of the Pareto-optimal rows, from the cheapest to the most expensive.
+    """Return (number of a series, cost, value) of the Pareto-optimal rows, from the cheapest to the most expensive.
 
     Every row is a place to stop, so the front shows which method to take for a number of bytes, whatever the length of
     the runs. Between two rows a run is interpolated linearly. A row counts only if all its seeds have
@@ -407,7 +406,7 @@ def pareto(
 def reach(
     series: Sequence[Series], metric: str, goal: Goal, axis: Axis
 ) -> dict[int, tuple[float, float]]:
-    """Number of a series → (cheapest, most expensive) of its Pareto-optimal rows."""
+    """Return number of a series → (cheapest, most expensive) of its Pareto-optimal rows."""
     out: dict[int, tuple[float, float]] = {}
     for number, cost, _ in pareto(series, metric, goal, axis):
         out[number] = out.get(number, (cost, cost))[0], cost

@@ -9,10 +9,8 @@ the page are made from these files alone.
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
-import math
 import tomllib
 import zlib
 from dataclasses import dataclass, field
@@ -27,7 +25,7 @@ from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.spec import read_toml
 from fedspan.core.versions import versions
 from fedspan.study.budget import Budget, sized
-from fedspan.study.curves import Axis, Series, Table, Tail, rounded
+from fedspan.study.curves import Axis, Series, Table, Tail
 from fedspan.study.jobs import seconds
 from fedspan.study.model import Part, Point, Study, study_of, table_of
 from fedspan.study.tuning import Runs, Tried, by_seed, edges
@@ -149,16 +147,14 @@ def save(results: Results, out: Path) -> None:
     """Write the results. Runs that several entries share are written once."""
     runs: dict[str, int] = {}
 
-    def plain(value: Series | Tail | Tried) -> Any:
+    def plain(value: Series | Tried) -> Any:
         if isinstance(value, Series):
             return runs.setdefault(_json(value.to_json()), len(runs))
-        if isinstance(value, Tail):
-            return rounded(dataclasses.astuple(value), 8)
         return [value.point, value.rounds, value.end, value.dropped]
 
     parts = {}
     for name, entries in results.entries.items():
-        tables = [{"run": e.series} | vars(e) | {"ends": rounded(e.ends, 8)} for e in entries]
+        tables = [{"run": one.series} | vars(one) for one in entries]
         parts[name] = [
             {k: v for k, v in one.items() if k != "series" and v not in (None, [], {}, False)}
             for one in tables
@@ -200,17 +196,12 @@ def load(place: Path) -> Results:
 
 
 def _entry(table: Table, part: Part, runs: list[Table]) -> Entry:
-    def tail(numbers: list[float | None]) -> Tail:
-        mean, spread, *counts = (math.nan if value is None else value for value in numbers)
-        return Tail(mean, spread, *map(int, counts))
-
     plain: Table = {"row": 0, "at": {}, "tried": []} | table
     variant, run = part.variant(plain["variant"]), runs[plain.pop("run")]
-    plain |= {key: tail(plain[key]) for key in ("final", "best")}
-    plain["at"] = {heading: tail(numbers) for heading, numbers in plain["at"].items()}
-    plain["ends"] = [math.nan if value is None else value for value in plain["ends"]]
+    plain |= {key: Tail(*plain[key]) for key in ("final", "best")}
+    plain["at"] = {heading: Tail(*numbers) for heading, numbers in plain["at"].items()}
     plain["tried"] = [
-        Tried(point, rounds, tail(end), dropped=dropped)
+        Tried(point, rounds, Tail(*end), dropped=dropped)
         for point, rounds, end, dropped in plain["tried"]
     ]
     return Entry(series=Series.from_json(run, variant.label, variant.color), **plain)
@@ -222,4 +213,4 @@ def _digest(path: Path) -> str:
 
 
 def _json(value: Any, default: Any = None) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False, default=default)
+    return json.dumps(value, separators=(",", ":"), default=default)
