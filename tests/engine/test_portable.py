@@ -90,7 +90,7 @@ with lock_dir(place / "run"):
     found["lock"] = refused(SpecError, lambda: fit(run_dir=place / "run"))
 fit(run_dir=place / "run")
 found["left"] = sorted(path.name for path in place.iterdir())
-with live.serve([place / "run"], None, "", 0) as server:
+with live.Server([place / "run"], None, "", 0) as server:
     found["reuses its port"] = server.socket.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
 
 with (place / "run" / "spec.toml").open("rb") as reader:  # as a page that follows the run

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedspan.api.step_size import resolve, with_lr
-from fedspan.callbacks._event_log import EventLog
+from fedspan.callbacks._event_log import event_log
 from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.progress import Progress
 from fedspan.core import refusals, tables, wire
@@ -278,7 +278,7 @@ def _run(
         loop = Loop(
             method, problem, clients, of_runs, clients_per_round, callbacks, out,
             chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
-            unbiased=spec.participation.unbiased, on_events=EventLog(),
+            unbiased=spec.participation.unbiased, on_events=event_log(),
         )  # fmt: skip
         problem.drop_start()
         if chain.noise is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fedspan.core.registry import register
@@ -11,7 +9,6 @@ from fedspan.metrics._collected import Labels
 
 
 @register
-@dataclass(eq=False)
 class Accuracy(Labels):
     """Right labels / labels that count."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fedspan.core.registry import register
@@ -11,7 +9,6 @@ from fedspan.metrics._collected import Labels
 
 
 @register
-@dataclass(eq=False)
 class F1Macro(Labels):
     """The mean over classes that are seen or predicted; with several labels per example, over the labels."""
 
