@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.metric import IGNORED, Metric
 
 Tensor = torch.Tensor
+BINS = 8192  # of scores, in the summary of a metric of ranks
 
 
 class Collected(Metric):
@@ -28,9 +29,25 @@ class Collected(Metric):
         """Keep what is needed of a batch."""
         self._kept.append([part.cpu() for part in self.kept(outputs.detach(), targets.detach())])
 
+    def tensors(self) -> list[Tensor]:
+        """Return what was kept of all batches."""
+        return [torch.cat(parts) for parts in zip(*self._kept, strict=True)]
+
     def compute(self) -> float:
         """Return the metric over all batches."""
-        return float(self.value(*(torch.cat(parts) for parts in zip(*self._kept, strict=True))))
+        return float(self.value(*self.tensors()))
+
+    def summary(self) -> Tensor | None:
+        """Return numbers whose sums over several clients give the metric of all their examples.
+
+        None: only the examples themselves do.
+        """
+        return None
+
+    @staticmethod
+    def pooled(total: Tensor) -> float:
+        """Return the metric of all clients' examples, from the sum of their summaries."""
+        raise NotImplementedError
 
     def kept(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is needed of a batch."""
@@ -39,6 +56,21 @@ class Collected(Metric):
     @abstractmethod
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
         """Return the metric of what was kept."""
+
+
+class MeanOfExamples(Collected):
+    """A metric that is a mean over examples, or over their outputs or tokens."""
+
+    def summary(self) -> Tensor:
+        """Return (sum, count)."""
+        outputs, targets = self.tensors()
+        count = torch.tensor(float(targets.numel()), dtype=torch.float64)
+        return torch.stack([torch.as_tensor(self.value(outputs, targets)).double() * count, count])
+
+    @staticmethod
+    def pooled(total: Tensor) -> float:
+        """Return sum / count."""
+        return float(total[0] / total[1])
 
 
 class Labels(Collected):
@@ -53,13 +85,17 @@ class Labels(Collected):
         scores = one_score(outputs, targets)
         return (scores, targets) if targets.dim() == 2 else (scores.flatten(), targets.flatten())
 
-    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Yes is a logit above 0, or a probability above 0.5, of outputs and of targets alike."""
+    def labels(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return predicted and true labels: yes is a logit above 0, or a probability above 0.5."""
         if outputs.is_floating_point():
             outside = bool(((outputs < 0) | (outputs > 1)).any())
             threshold = 0.0 if (outside if self.logits is None else self.logits) else 0.5
             outputs, targets = outputs > threshold, targets > 0.5
-        return self.of_labels(outputs.long(), targets.long())
+        return outputs.long(), targets.long()
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the metric of what was kept."""
+        return self.of_labels(*self.labels(outputs, targets))
 
     @abstractmethod
     def of_labels(self, predicted: Tensor, actual: Tensor) -> Tensor:
@@ -77,6 +113,19 @@ def by_ranks(outputs: Tensor, targets: Tensor, of: Callable[[Tensor, Tensor], Te
         targets: What it should have been.
         of: The metric of one class, from the numbers of examples in it and not in it at each score, lowest first.
     """
+    found = []
+    for column, inside in ranked(outputs, targets):
+        if not 0 < int(inside.sum()) < len(inside):
+            continue
+        _, place, count = column.unique(return_inverse=True, return_counts=True)
+        positives = torch.bincount(place, weights=inside.double(), minlength=len(count))
+        known = bool(torch.isfinite(column).all())
+        found.append(float(of(positives, count - positives)) if known else math.nan)
+    return sum(found) / len(found) if found else math.nan
+
+
+def ranked(outputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return for each class or label the scores of the examples, and which of them are in it."""
     if by_class(outputs, targets):
         scores, targets = outputs.double().movedim(1, -1).flatten(0, -2), targets.flatten()
         scores, targets = scores[targets != IGNORED], targets[targets != IGNORED]
@@ -88,15 +137,37 @@ def by_ranks(outputs: Tensor, targets: Tensor, of: Callable[[Tensor, Tensor], Te
     else:
         scores = one_score(outputs, targets).double().reshape(len(targets), -1)
         there = (targets > 0.5).reshape(len(targets), -1)
-    found = []
-    for column, inside in zip(scores.T, there.T, strict=True):
-        if not 0 < int(inside.sum()) < len(inside):
-            continue
-        _, place, count = column.unique(return_inverse=True, return_counts=True)
-        positives = torch.bincount(place, weights=inside.double(), minlength=len(count))
-        known = bool(torch.isfinite(column).all())
-        found.append(float(of(positives, count - positives)) if known else math.nan)
-    return sum(found) / len(found) if found else math.nan
+    return list(zip(scores.T, there.T, strict=True))
+
+
+class Ranks(Collected):
+    """A metric of how scores order examples; clients send how many examples of each kind have a score in each bin."""
+
+    needs = "examples of at least two classes"  # where it is not NaN
+    of: ClassVar[Callable[[Tensor, Tensor], Tensor]]
+
+    def value(self, outputs: Tensor, targets: Tensor) -> float:
+        """Return the metric of what was kept."""
+        return by_ranks(outputs, targets, type(self).of)
+
+    def summary(self) -> Tensor:
+        """Return for each class the examples in it, and not in it, by bins of their scores."""
+        found = []
+        for column, inside in ranked(*self.tensors()):
+            squeezed = column / (1 + column.abs())  # between −1 and 1, in the same order
+            bins = ((squeezed + 1) / 2 * BINS).clamp(0, BINS - 1).long()
+            found += [torch.bincount(bins[part], minlength=BINS) for part in (inside, ~inside)]
+        return torch.cat(found).double()
+
+    @classmethod
+    def pooled(cls, total: Tensor) -> float:  # type: ignore[override]
+        """Return the metric of the bins: the mean over the classes that occur and are not all."""
+        found = []
+        for both in total.reshape(-1, 2, BINS):
+            positives, negatives = both[:, both.any(0)]
+            if positives.any() and negatives.any():
+                found.append(float(cls.of(positives, negatives)))
+        return sum(found) / len(found) if found else math.nan
 
 
 def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool = False) -> float:

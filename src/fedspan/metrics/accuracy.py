@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from fedspan.core.registry import register
-from fedspan.metrics._collected import Labels
+from fedspan.metrics._collected import Labels, MeanOfExamples
 
 
 @register
-class Accuracy(Labels):
+class Accuracy(MeanOfExamples, Labels):
     """Right labels / labels that count."""
 
     def of_labels(self, predicted: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import torch
 
 from fedspan.core.registry import register
-from fedspan.metrics._collected import Collected, by_ranks
-
-
-@register
-class AUROC(Collected):
-    """Of one score, or the mean over classes, each against the others."""
-
-    needs = "examples of at least two classes"  # where it is not NaN
-
-    def value(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        return by_ranks(outputs, targets, auroc)
+from fedspan.metrics._collected import Ranks
 
 
 def auroc(positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
     """Return the area under the curve, from the examples of each kind at each score."""
     below = negatives.cumsum(0) - negatives / 2
     return (positives * below).sum() / (positives.sum() * negatives.sum())
+
+
+@register
+class AUROC(Ranks):
+    """Of one score, or the mean over classes, each against the others."""
+
+    of = staticmethod(auroc)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import torch
 
 from fedspan.core.registry import register
-from fedspan.metrics._collected import Collected, by_ranks
-
-
-@register
-class AveragePrecision(Collected):
-    """Of one score, or the mean over classes, each against the others."""
-
-    needs = "examples of at least two classes"  # where it is not NaN
-
-    def value(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        return by_ranks(outputs, targets, precision)
+from fedspan.metrics._collected import Ranks
 
 
 def precision(positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
     """Return the mean precision of the positive examples, from the examples of each kind at each score."""
     right, wrong = positives.flip(0), negatives.flip(0)
     return (right * right.cumsum(0) / (right + wrong).cumsum(0)).sum() / right.sum()
+
+
+@register
+class AveragePrecision(Ranks):
+    """Of one score, or the mean over classes, each against the others."""
+
+    of = staticmethod(precision)

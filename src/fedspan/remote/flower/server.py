@@ -21,7 +21,6 @@ from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import execute
-from fedspan.remote.channel import Failure
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
 from fedspan.remote.messages import DroppedError, RoundMessage
@@ -267,7 +266,6 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     problem.drop_start()
     channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
-<<<<<<< HEAD
     result = execute(
         loop,
         spec,
@@ -276,10 +274,5 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         retry_diverged=True,
         signals=False,
     )
-=======
-    every, resume = config.checkpoint_every, config.resume
-    keeping = Keeping(resume=resume, checkpoint_every=every, retry_diverged=True, signals=False)
-    result = execute(loop, spec, keeping)
->>>>>>> remote
     log.info("fedspan %s; results in %s", result.status, run_dir)
     return result
