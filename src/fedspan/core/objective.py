@@ -164,10 +164,6 @@ class Problem(ABC):
             name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()
         }
 
-    def evaluate_clients(self, x: Vector, buffers: Vector | None = None) -> list[dict[str, Any]]:
-        """Metrics of a server model on each client's data: one row per client with `client`, `data` and `examples`."""
-        return []
-
     def training_loss(
         self, x: Vector, buffers: Vector | None = None
     ) -> npt.NDArray[np.float64] | None:

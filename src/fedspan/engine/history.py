@@ -31,6 +31,7 @@ PLAIN = ("seed", *COSTS, "diverged", "events")  # what an evaluation has besides
 
 Mode = Literal["min", "max"]
 HELD_OUT = "validation_"
+PREFIX = re.compile("^(validation|clients|worst)_")
 # Columns by which nothing is judged unless they are named: of privacy, of methods, of `Diagnostics`.
 ASIDE = (
     "epsilon", "clip", *DETAILS, "grad_sq", "drift", "control_error", "control_gap", "correction_cos",
@@ -90,6 +91,11 @@ def read(path: Path, until: str | None = None) -> tuple[Line, list[Line]]:
     return header, rows
 
 
+def base(metric: str) -> str:
+    """Return the name of a metric without the part that says whose examples it is of."""
+    return PREFIX.sub("", metric)
+
+
 def _plain(value: Any) -> bool:
     """Whether a spec holds values that it could be made of."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -102,7 +108,7 @@ def _plain(value: Any) -> bool:
 
 def higher_is_better(metric: str, given: Sequence[Any] = ()) -> bool | None:
     """Whether more of a metric is better, as the metric says, or the name of a column that is none; None: unknown."""
-    name = metric.removeprefix(HELD_OUT)
+    name = base(metric)
     for one in given:
         if isinstance(one, Mapping) and one["name"] == name:
             return cast(bool | None, one.get("higher_is_better"))
@@ -116,7 +122,7 @@ def higher_is_better(metric: str, given: Sequence[Any] = ()) -> bool | None:
 
 def undefined_where(metric: str) -> str:
     """Why a metric may have no value, as the end of a sentence; empty where nobody says."""
-    needs = getattr(registry.choices("metric").get(metric.removeprefix(HELD_OUT)), "needs", "")
+    needs = getattr(registry.choices("metric").get(base(metric)), "needs", "")
     return f": it needs {needs}" if needs else ""
 
 
@@ -133,7 +139,7 @@ def sign_of(
     """
     known = higher_is_better(metric, given)
     higher = known if mode is None else mode == "max"
-    guessed = metric.removeprefix(HELD_OUT) not in {
+    guessed = base(metric) not in {
         *registry.choices("metric"),
         "loss",
         "training_loss",
@@ -145,7 +151,7 @@ def sign_of(
             f"`{option}` is {mode!r}, but {better} of the metric {metric!r} is better; leave `{option}` out"
         )
     if higher is None:
-        own = f"set {metric.removeprefix(HELD_OUT)}.higher_is_better = True or False before the run"
+        own = f"set {base(metric)}.higher_is_better = True or False before the run"
         how = f"give {option}='min' or 'max', or {own}" if option else own
         raise SpecError(
             f"whether more or less of the metric {metric!r} is better is not known; {how}"
@@ -166,12 +172,8 @@ def main_metric(names: Sequence[str], given: Sequence[Any] = ()) -> str:
     own = _names(given)
     among = [name for name in names if name not in ASIDE]
     among = [name for name in among if name.startswith(HELD_OUT)] or among or list(names)
-    meant = (one for one in among if not one.endswith("loss") or one.removeprefix(HELD_OUT) in own)
-    known = (
-        one
-        for one in meant
-        if one.removeprefix(HELD_OUT) in own or higher_is_better(one, given) is not None
-    )
+    meant = (one for one in among if not one.endswith("loss") or base(one) in own)
+    known = (one for one in meant if base(one) in own or higher_is_better(one, given) is not None)
     return next(known, among[0])
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812
 
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
@@ -16,7 +19,9 @@ from fedspan.core.json_log import JsonLog, check_form, read_lines
 from fedspan.engine.history import main_metric, sign_of, undefined_where
 from fedspan.engine.loop import Line
 from fedspan.engine.provenance import CLIENTS
-from fedspan.nn.problem import TorchProblem
+from fedspan.metrics._collected import Collected
+from fedspan.metrics._own import chosen
+from fedspan.nn.problem import Evaluation, TorchProblem
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
@@ -176,13 +181,26 @@ class PerClient(Sequence[Line]):
 
 
 class Recorder(Callback):
-    """Evaluates the clients every so many rounds and at the end, and writes the rows to the run directory."""
+    """Evaluates the clients every so many rounds and at the end, and writes the rows to the run directory.
 
-    needs_all_clients: ClassVar[bool] = True
+    The metrics of all clients' held-out examples together are columns of the history, `clients_accuracy` and so on, and
+    so is the worst client's, `worst_accuracy`.
 
-    def __init__(self, every: int, rounds: int) -> None:
+    Args:
+        every: Rounds between two evaluations.
+        rounds: The length of the run.
+        evaluate: `evaluate(run)` gives the evaluations of clients on other machines; None: they are on this one.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        rounds: int,
+        evaluate: Callable[[Loop], Sequence[Evaluation]] | None = None,
+    ) -> None:
         self.every, self.rounds, self.rows = every, rounds, list[Line]()
-        self.file: JsonLog | None = None
+        self.evaluate, self.file = evaluate, cast(JsonLog | None, None)
+        self._found: tuple[int, Sequence[Evaluation]] = (-1, ())
 
     def on_run_start(self, run: Loop) -> None:
         """A resumed run keeps the rows up to its checkpoint."""
@@ -193,30 +211,71 @@ class Recorder(Callback):
             self.rows = read(path, run.checks.get(CLIENTS, ""))
             self.file = JsonLog(path, self.rows, run.checks, CLIENTS)
 
+    def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
+        """The model of the server on each client's data: the metrics of all of it, and of the worst client."""
+        if run.t % self.every and run.t < self.rounds:
+            return {}
+        found = self._evaluated(run)
+        held_out = [one for one in found if one[0]["data"] != "train"]
+        together = pooled([summaries for _, summaries in held_out], run.metrics)
+        columns = {f"clients_{name}": value for name, value in together.items()}
+        for name in together:
+            values = [row[name] for row, _ in held_out if np.isfinite(row.get(name, np.nan))]
+            if values and name != "loss":
+                sign = sign_of(name, run.metrics, option="")
+                columns[f"worst_{name}"] = sign * min(sign * value for value in values)
+        return {name: np.array([value]) for name, value in columns.items()}
+
     def on_evaluate(self, run: Loop, row: Row) -> None:
-        """The model of the server on each client's data."""
+        """Write the rows of the clients."""
         if row.round % self.every == 0 or row.round >= self.rounds or bool(row.diverged.all()):
             self._record(run, row.round)
+
+    def _evaluated(self, run: Loop) -> Sequence[Evaluation]:
+        if self._found[0] != run.t:
+            own = cast(TorchProblem, run.problem).evaluate_clients
+            found = own(run.model(), run.buffers) if self.evaluate is None else self.evaluate(run)
+            self._found = run.t, found
+        return self._found[1]
 
     def on_run_end(self, run: Loop, result: Result) -> None:
         """Hands the rows to the result; the last model and the one that was kept are evaluated if they were not."""
         if run.reason and (not self.rows or self.rows[-1]["round"] < run.t):
             self._record(run, run.t)
-        for t in result.model_rounds.values() if result.finished else ():
+        kept = result.model_rounds.values() if self.evaluate is None else ()
+        for t in kept if result.finished else ():
             if all(row["round"] != t for row in self.rows):
                 self._record(run, t, result.weights[0])
         result.per_client = PerClient(self.rows, run.metrics, result.model_rounds)
 
     def _record(self, run: Loop, t: int, weights: Mapping[str, Any] | None = None) -> None:
-        problem = cast(TorchProblem, run.problem)
         if weights is None:
-            found = problem.evaluate_clients(run.model(), run.buffers)
+            found = self._evaluated(run)
         else:
-            found = problem.evaluate_clients(None, weights=weights)
-        new = [{"round": t, **_finite(one)} for one in found]
+            found = cast(TorchProblem, run.problem).evaluate_clients(None, weights=weights)
+        new = [{"round": t, **_finite(one)} for one, _ in found]
         self.rows += new
         if self.file is not None:
             self.file.append(*new)
+
+
+def pooled(
+    given: Sequence[Mapping[str, Sequence[float]]], metrics: Sequence[Any]
+) -> dict[str, float]:
+    """Return the metrics of several clients' examples together, from the clients' summaries by name."""
+    found: dict[str, float] = {}
+    own = chosen(metrics)
+    for name in given[0] if given else ():
+        parts = [torch.tensor(one[name], dtype=torch.float64) for one in given if name in one]
+        length = max(map(len, parts))
+        total = torch.stack([F.pad(one, (0, length - len(one))) for one in parts]).sum(0)
+        if name == "loss":
+            found[name] = float(total[0] / total[1])
+            continue
+        kind = type(own[name] if name in own else chosen([name])[name])
+        if issubclass(kind, Collected) and len(parts) == len(given):
+            found[name] = kind.pooled(total)
+    return found
 
 
 def read(path: Path, until: str | None = None) -> list[Line]:

@@ -36,6 +36,8 @@ from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of
 
 COUNTER = "num_batches_tracked"  # of BatchNorm; with momentum=None it weights the next batch
 LARGE = 1 << 22  # numbers of a model that clients in one process train in the memory of x itself
+Evaluation = tuple[dict[str, Any], dict[str, list[float]]]
+"""A client's row of metrics, and by name the summaries whose sums give the metrics of all clients' examples."""
 SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
 
 
@@ -208,20 +210,21 @@ class TorchProblem(Problem):
         x: Vector | None,
         buffers: Vector | None = None,
         weights: Mapping[str, Tensor] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Metrics of a server model, or of a model by its `state_dict`, on each client's data: one row per client."""
+    ) -> list[Evaluation]:
+        """Metrics and summaries of a server model, or of a model by its `state_dict`, on each client's data."""
         if x is not None:
             self._load(x, buffers)
         elif weights is not None:
             self.trained(weights)
-        rows: list[dict[str, Any]] = []
+        rows: list[Evaluation] = []
         with torch.inference_mode():
             for client in self.here if self.client_tests is not None else ():
                 assert self.client_tests is not None
                 part, test = self.client_tests(client)
                 name = str(client) if self.names is None else self.names[client]
                 about = {"client": name, "data": part, "examples": len(test.data)}
-                rows.append({**about, **test(self.model)})
+                summaries: dict[str, list[float]] = {}
+                rows.append((about | dict(test(self.model, summaries)), summaries))
         return rows
 
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:

@@ -355,7 +355,7 @@ class ModuleTask(Task):
             on_client=on_client,
             names=made.names,
             tests=tests,
-            client_tests=None if on_client else client_tests,
+            client_tests=client_tests,
             usage=made.usage(),
         )
 
