@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -194,12 +194,17 @@ def read_clients(clients: Any, client: str | None = None) -> dict[str, dict[str,
     return {who: rows_of(table, np.flatnonzero(owner == who)) for who in np.unique(owner).tolist()}
 
 
-def files_of(pattern: str | Path) -> dict[str, Path]:
-    """Return the files that a pattern stands for, by the names of the clients: the files' names without endings."""
+def files_of(pattern: str | Path, missing: bool = False) -> dict[str, Path]:
+    """Return the files that a pattern stands for, by the names of the clients: the files' names without endings.
+
+    Args:
+        pattern: Such as `hospitals/*.csv`.
+        missing: Whether there may be none.
+    """
     place = Path(pattern)
     root = Path(place.anchor) if place.is_absolute() else Path()
     files = sorted(root.glob(str(place.relative_to(root))))
-    if not files:
+    if not files and not missing:
         raise DataError(f"no file is named {str(pattern)!r}; check the pattern")
     found = {file.name.partition(".")[0]: file for file in files}
     if len(found) < len(files):
@@ -242,9 +247,18 @@ def rows_of(table: Mapping[str, Array], index: Array) -> dict[str, Array]:
     return {name: cells[index] for name, cells in table.items()}
 
 
+def union_of_classes(found: Iterable[Sequence[str]]) -> list[Any]:
+    """Return the classes of several clients, sorted: names, or whole numbers."""
+    names = {name for one in found for name in one}
+    if len(names) < 2:
+        raise DataError(f"`target` has one class only, {min(names, default='')!r}")
+    whole = all(name.lstrip("-").isdigit() for name in names)
+    return sorted(map(int, names)) if whole else sorted(names)
+
+
 def classes_of(goals: Mapping[str, Array]) -> list[Any]:
     """Return the classes of all clients' targets, sorted: names, or whole numbers."""
-    found: set[str] = set()
+    found: list[list[str]] = []
     for who, goal in goals.items():
         if goal.ndim != 1 or (goal.dtype.kind == "f" and (goal != np.round(goal)).any()):
             raise DataError(
@@ -254,11 +268,8 @@ def classes_of(goals: Mapping[str, Array]) -> list[Any]:
         if "" in names:
             row = names.tolist().index("") + 1
             raise DataError(f"{who}: the target is empty in row {row}; fill it or drop the row")
-        found |= set(names.tolist())
-    if len(found) < 2:
-        raise DataError(f"`target` has one class only, {min(found, default='')!r}")
-    whole = all(name.lstrip("-").isdigit() for name in found)
-    return sorted(map(int, found)) if whole else sorted(found)
+        found.append(np.unique(names).tolist())
+    return union_of_classes(found)
 
 
 def _numbers(goal: Array, target: str, who: str) -> npt.NDArray[np.float64]:

@@ -63,6 +63,7 @@ class OwnData(Features):
     images: str | None = None  # column with the paths of images, which are the inputs
     image_size: int | None = None  # pixels that images are made wide and high; none: as they are
     client: str | None = None  # column that says whose a row is, for the partition `natural`
+    site: str | None = None  # of a client on its own machine: the file with its rows
     test_path: str | None = None  # file or directory of the test set
     test_column: str | None = None  # column that says "train" or "test", or 0 or 1 for test
     test_share: float | None = None  # of each client's rows; 0.2 by default, 0: no test set
@@ -112,8 +113,9 @@ class OwnData(Features):
         """
         found = []
         paths = [self.path, *filter(None, (self.test_path,))]
-        if is_pattern(self.path):
-            paths[:1] = [str(path) for path in sorted(files_of(self.path).values())]
+        if is_pattern(self.path):  # on a client's own machine the other files are not there
+            there = {} if self.site is not None else files_of(self.path, missing=True)
+            paths[:1] = [str(path) for path in sorted(there.values())]
         for path in map(Path, paths):
             found.append(columns.digest(path, most=most))
             if self.images is not None and path.is_file():
@@ -163,7 +165,7 @@ class OwnData(Features):
                 )
             goals.append(_column(found, target, "target", path))
             describe_columns(
-                found, self, (target,), repr(str(path))
+                found, self, self.others, repr(str(path))
             )  # refuses with the row of the file
             if self.test_column is not None:
                 marks.append(_marks(_column(found, self.test_column, "test_column", path), self))
@@ -198,12 +200,35 @@ class OwnData(Features):
             target,
             self,
             numbers=kind == "numbers",
-            others=[name for name in (self.client, self.test_column) if name is not None],
+            others=self.others[1:],
             pooled=pooled,
             schema=schema,
             classes=classes,
             dtype=dtype,
         )
+
+    def own_rows(self, client: int, seed: int) -> tuple[Columns, Columns]:
+        """Return the rows of a client on its own machine, for training and for tests."""
+        if self.site is None:
+            raise SpecError(
+                "the node's config needs data, the file with this client's rows: data=\"/srv/ward.csv\""
+            )
+        path = Path(self.site)
+        found = columns.read(path)
+        goal = _column(found, self.target or "y", "target", path)
+        describe_columns(found, self, self.others, repr(self.site))
+        rows = np.arange(len(goal))
+        if self.test_column is not None:
+            marked = _marks(_column(found, self.test_column, "test_column", path), self)
+            return rows_of(found, rows[~marked]), rows_of(found, rows[marked])
+        share = TEST_SHARE if self.test_share is None else self.test_share
+        train, test = shared_out(rows, share, seed, client)
+        return rows_of(found, train), rows_of(found, test)
+
+    @property
+    def others(self) -> list[str]:
+        """The columns that are no features."""
+        return [self.target or "y", *filter(None, (self.client, self.test_column))]
 
     def _dealt(
         self,

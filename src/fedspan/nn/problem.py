@@ -105,7 +105,7 @@ class TorchProblem(Problem):
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
         self.weights = None
-        if settings.participation.weights != "uniform":
+        if settings.participation.weights != "uniform" and self.here and not on_client:
             self.weights = settings.participation.shares(sizes_of(self.local_data))
         # a buffer that is not saved is a constant, such as rotary frequencies
         saved = model.state_dict().keys()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,12 +13,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.partition import Partition
 from fedspan.core.task import Holdings
+from fedspan.data import columns
 from fedspan.data.datasets import Split, Splits, first_examples
 from fedspan.data.partitions.natural import Natural
-from fedspan.data.table_data import TableData
+from fedspan.data.schema import Schema, describe, sums, texts
+from fedspan.data.table_data import TableData, is_pattern
 from fedspan.data.user_tables import Division, Kind, OwnData
 from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import narrowed
@@ -48,7 +53,7 @@ class DividedTask(ModuleTask):
 
     def division(self, seed: int) -> Division:
         """The examples that are used, and who has which."""
-        seed = seed if self.data_seed is None else self.data_seed
+        seed = self._seed(seed)
         if isinstance(self.data, OwnData):
             return self.data.divide(self.kind, self.partition, seed)
         settings: Any = self
@@ -69,9 +74,40 @@ class DividedTask(ModuleTask):
 
     def tables(self, seed: int, dtype: torch.dtype) -> TableData:
         """The clients' tables as features."""
-        seed = seed if self.data_seed is None else self.data_seed
-        found: TableData = self.data.tables(self.kind, self.partition, seed, dtype)
+        found: TableData = self.data.tables(self.kind, self.partition, self._seed(seed), dtype)
         return found
+
+    @property
+    def of_sites(self) -> OwnData | None:
+        """How columns become features, if `path` names a file for each client."""
+        return self.data if self.tabular and is_pattern(self.data.path) else None
+
+    def describe(self, client: int, seeds: tuple[int, ...], settings: Settings) -> dict[str, Any]:
+        """What a client says of its own data: examples, and of a table what its columns are and its classes."""
+        if self.of_sites is None:
+            return super().describe(client, seeds, settings)
+        data, (seed,) = self.data, seeds
+        train, test = data.own_rows(client, self._seed(seed))
+        goal = data.others[0]
+        classes: list[str] = []
+        if self.kind == "classes":
+            classes = sorted({*texts(train[goal]).tolist(), *texts(test[goal]).tolist()})
+        facts = describe(train, data, data.others, f"client {client}")
+        return {
+            "examples": len(train[goal]),
+            "facts": facts,
+            "classes": classes,
+            "others": data.others,
+        }
+
+    def sums(self, client: int, seed: int, schema: Mapping[str, Any], about: bool) -> list[float]:
+        """A client's counts and sums of the numbers in its table."""
+        train, _ = self.data.own_rows(client, self._seed(seed))
+        found: list[float] = sums(Schema.of(schema), train, f"client {client}", about).tolist()
+        return found
+
+    def _seed(self, seed: int) -> int:
+        return seed if self.data_seed is None else self.data_seed
 
     def holdings(self, seed: int) -> Holdings:
         """How many examples of each class every client has."""
@@ -137,6 +173,40 @@ class NetworkTask(DividedTask):
             ),
             (x_test[0], y_test[0]) if y_test else None,
             loss=None if found.classes else F.mse_loss,
+        )
+
+    def site_material(
+        self, seed: int, settings: Settings, agreed: Mapping[str, Any], client: int | None = None
+    ) -> Material:
+        """The network and the table of one client on its own machine; of none on a server."""
+        own: OwnData = self.data
+        count, dtype = len(agreed["examples"]), settings.torch_dtype
+        train, test, pooled = dict[str, Any](), dict[str, Any](), None
+        if client is not None:
+            name = f"client {client}"
+            train[name], test[name] = own.own_rows(client, self._seed(seed))
+        elif own.test_path is not None:
+            pooled = columns.read(Path(own.test_path))
+        data = TableData(
+            train,
+            test,
+            own.others[0],
+            own,
+            pooled=pooled,
+            numbers=self.kind == "numbers",
+            schema=Schema.of(agreed["schema"]),
+            classes=agreed["classes"],
+            dtype=dtype,
+        )
+        model = self._network((data.width,), data.outputs, seed).to(dtype)
+        here = [] if client is None else [client]
+        clients = Clients(count, lambda _: [*data.values()], here=here)
+        return Material(
+            model,
+            clients,
+            data.test if client is None else None,
+            loss=None if data.classes else F.mse_loss,
+            tables=data,
         )
 
     def _network(self, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:

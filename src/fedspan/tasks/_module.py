@@ -267,15 +267,30 @@ class ModuleTask(Task):
         return self._problem(seeds, settings)
 
     def client_problem(
-        self, client: int, seeds: tuple[int, ...], settings: Settings
+        self,
+        client: int,
+        seeds: tuple[int, ...],
+        settings: Settings,
+        agreed: Mapping[str, Any] | None = None,
     ) -> TorchProblem:
         """One client's examples and no test set."""
-        return self._problem(seeds, settings, [client], on_client=True)
+        made = None if agreed is None else self.site_material(seeds[0], settings, agreed, client)
+        return self._problem(seeds, settings, [client], on_client=True, made=made)
 
-    def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
-        """The test set; clients' examples only where clients are weighted by their number."""
-        weighted = settings.participation.weights == "examples"
-        return self._problem(seeds, settings, None if weighted else [])
+    def server_problem(
+        self, seeds: tuple[int, ...], settings: Settings, agreed: Mapping[str, Any] | None = None
+    ) -> TorchProblem:
+        """The test set, and no client's examples; clients say how many they have."""
+        made = None
+        if agreed is not None and "schema" in agreed:
+            made = self.site_material(seeds[0], settings, agreed)
+        return self._problem(seeds, settings, [], made=made)
+
+    def site_material(
+        self, seed: int, settings: Settings, agreed: Mapping[str, Any], client: int | None = None
+    ) -> Material:
+        """The model and the data of one client on its own machine, or of none, by what was agreed on."""
+        raise NotImplementedError
 
     def holdings(self, seed: int) -> Holdings:
         """How many examples every client has; of each class where targets are whole numbers."""
@@ -296,10 +311,11 @@ class ModuleTask(Task):
         settings: Settings,
         ids: Sequence[int] | None = None,
         on_client: bool = False,
+        made: Material | None = None,
     ) -> TorchProblem:
         """The problem with the data of these clients; None: of all."""
         (seed,), chosen = seeds, settings.projection
-        made = replace(self.material(seed, settings.torch_dtype), settings=settings)
+        made = replace(made or self.material(seed, settings.torch_dtype), settings=settings)
         given, count = made.clients, len(made.clients)
         ids = range(count) if ids is None else ids
         if on_client and not 0 <= ids[0] < count:
