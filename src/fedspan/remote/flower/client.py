@@ -40,10 +40,10 @@ Prepare = Callable[
 def identify(context: Context) -> RecordDict:
     """Which client this node stands for, or why that is unknown."""
     try:
-        known = {"client": client_of(context), "reason": ""}
+        client, reason = client_of(context), ""
     except FedspanError as error:
-        known = {"client": UNKNOWN, "reason": str(error)[:MAX_REASON]}
-    return RecordDict({IDENTITY: ConfigRecord(known)})
+        client, reason = UNKNOWN, str(error)[:MAX_REASON]
+    return RecordDict({IDENTITY: ConfigRecord({"client": client, "reason": reason})})
 
 
 def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict:
