@@ -16,8 +16,6 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from rounds import rounds_in
-from test_flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 
 import fedspan
 from fedspan.core.errors import FedspanError, SpecError
@@ -26,6 +24,8 @@ from fedspan.remote.flower import server
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.messages import StalledError
 from fedspan.remote.roster import Roster
+from support.flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
+from support.rounds import rounds_in
 
 
 def test_a_number_belongs_to_the_first_node_that_used_it(tmp_path: Path) -> None:

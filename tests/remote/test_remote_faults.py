@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_remote import SSF, controls
 
 from conftest import advance, build, close, model, small
 from fedspan.checks.bench import simulated
@@ -18,6 +17,7 @@ from fedspan.checks.channel import Fault, LocalChannel, ids_of, remote
 from fedspan.compressors.topk import TopK
 from fedspan.core.encoded import Encoded, unpack, width_of
 from fedspan.remote.messages import DroppedError, RoundMessage
+from support.remote import SSF, controls
 
 
 def after_saving(channel: LocalChannel) -> Fault:

@@ -107,7 +107,7 @@ def test_a_robust_aggregator_is_refused() -> None:
 
 
 def test_both_on_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flower = pytest.importorskip("test_flower")
+    flower = pytest.importorskip("support.flower")
     monkeypatch.setattr("os.fsync", lambda _: None)
     for name in ("run_id", "node_id", "task_id"):
         monkeypatch.setattr(flower.TaskIdentity, f"_{name}", 1)

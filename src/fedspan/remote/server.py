@@ -253,17 +253,16 @@ class RemoteTransport:
             asked: list[tuple[int, RoundMessage]] = []
             for place in lost if again else messages:
                 client, arrays = int(rnd.ids[0, place]), messages[place]
-                try:
-                    if again:
+                if train and not again:
+                    first = {} if self.accepted[client] else self.agreed
+                    arrays = wire.pack(wire.pick(found.down, place)) | found.extra | arrays | first
+                elif again:
+                    try:
                         arrays = self._restored(found, place) | found.extra | arrays | self.agreed
-                    elif train:
-                        first = {} if self.accepted[client] else self.agreed
-                        arrays = first | arrays
-                        arrays = wire.pack(wire.pick(found.down, place)) | found.extra | arrays
-                except ProtocolError as error:
-                    text = f"cannot be brought back: {error}"
-                    found.events.append(Event("other", client, text))
-                    continue
+                    except ProtocolError as error:
+                        text = f"cannot be brought back: {error}"
+                        found.events.append(Event("other", client, text))
+                        continue
                 message = RoundMessage(
                     question, rnd.t, client, int(self.accepted[client]), self.agreement.fingerprint,
                     arrays, mark=int(self.marks[client]), max_reply=most,
@@ -277,12 +276,10 @@ class RemoteTransport:
                     if isinstance(reply, DroppedError):
                         found.sent[place] -= 0 if reply.sent else message.bytes
                         raise reply
-                    self._check(reply, message, place in replies)
-                    if reply.status == "lost":
-                        if train and not again:
-                            lost.append(place)
-                        raise DroppedError(f"state lost: {reply.reason}", "state lost")
-                    replies[place] = self._read(found, place, message, reply, expected)
+                    arrays = self._read(found, message, reply, expected)
+                    if place in replies:
+                        raise ProtocolError("a second reply was dropped")
+                    replies[place] = arrays
                     found.received[place] += reply.bytes
                     if train:
                         found.marks[place] = mark_of(reply.arrays)
@@ -290,6 +287,8 @@ class RemoteTransport:
                     raise
                 except Exception as error:
                     kind = error.kind if isinstance(error, DroppedError) else "other"
+                    if train and kind == "state lost" and not again and place not in lost:
+                        lost.append(place)
                     named.add(place)
                     found.events.append(Event(kind, message.client, one_line(error)))
         late = f"no answer to {question!r} in time" if found.masked else "no reply in time"
@@ -298,8 +297,13 @@ class RemoteTransport:
                 found.events.append(Event("no reply", int(rnd.ids[0, place]), late))
         return replies
 
-    def _check(self, reply: RoundMessage, message: RoundMessage, again: bool) -> None:
-        """Raise unless this is the first reply to a message, and one that says how the client's work went."""
+    def _read(
+        self, found: Exchange, message: RoundMessage, reply: RoundMessage, expected: wire.Arrays
+    ) -> wire.Arrays:
+        """The arrays of a reply, clipped; the one place where a reply is refused.
+
+        A masked reply cannot be tried, and has no norm: clients clip before they mask.
+        """
         if reply.status == "refused":
             raise DroppedError(f"refused: {self.agreement.explain(reply)}", "refused")
         if reply.status == "failed":
@@ -309,41 +313,28 @@ class RemoteTransport:
             for one in ("t", "client", "accepted", "mark")
         ):
             raise ProtocolError(f"a reply to another message (round {reply.t}) was dropped")
-        if again:
-            raise ProtocolError("a second reply was dropped")
+        if reply.status == "lost":
+            raise DroppedError(f"state lost: {reply.reason}", "state lost")
         if reply.status not in ANSWERS:
             raise ProtocolError(f"a reply of status {reply.status!r} was dropped")
-
-    def _read(
-        self,
-        found: Exchange,
-        place: int,
-        message: RoundMessage,
-        reply: RoundMessage,
-        expected: wire.Arrays,
-    ) -> wire.Arrays:
-        """The arrays of a reply, clipped; raise where they cannot be used.
-
-        A masked reply cannot be tried, and has no norm: clients clip before they mask.
-        """
-        arrays, rnd = reply.arrays, found.rnd.subset(np.array([place]))
+        arrays = reply.arrays
+        rnd = found.rnd.subset(np.flatnonzero(found.rnd.ids[0] == message.client))
         try:
             self.agreement.check(reply)
             check_arrays(arrays, expected)
             wrong = outside(self.method.statistics, arrays)
             if wrong is not None and wrong.any():
                 raise ProtocolError(OUTSIDE)
+            if found.masked:
+                return arrays
+            if rnd.privacy is not None:  # clients may not keep to it
+                adapted = {BUFFERS: arrays[BUFFERS]} if BUFFERS in arrays else {}
+                clip = float(message.arrays[BUFFERS]) if adapted else rnd.privacy.clip
+                arrays = wire.pack(clipped(_opened(arrays), clip)[0]) | adapted
         except ProtocolError as error:
             raise DroppedError(f"reply refused: {error}", "refused") from None
-        if found.masked:
-            return arrays
-        if rnd.privacy is not None:  # clients may not keep to it
-            adapted = {BUFFERS: arrays[BUFFERS]} if BUFFERS in arrays else {}
-            clip = float(message.arrays[BUFFERS]) if adapted else rnd.privacy.clip
-            arrays = wire.pack(clipped(_opened(arrays), clip)[0]) | adapted
         if not all(array.is_floating_point() for array in arrays.values()):
-            # whole numbers may point outside a vector
-            try:
+            try:  # whole numbers may point outside a vector
                 self.method.server_step(self._first_server, _opened(arrays), rnd)
             except Exception as error:
                 told = f"reply refused: it cannot be decoded ({one_line(error, 80)})"

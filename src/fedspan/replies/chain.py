@@ -154,25 +154,26 @@ class Chain:
             found = [left_out(rnd, run, place, OUTSIDE) for run, place in wrong.nonzero().tolist()]
         if self.factor is None:
             return found
-        norms = self.came(up, buffers)
-        if not one_of_many:
-            return found + self.all_came(rnd)
-        return found + self.compared(norms, rnd, count=False)
+        norms = self.norms(up, buffers)
+        if one_of_many:
+            self._came.append(norms)
+        return found + self.compared(norms, rnd, count=not one_of_many)
 
-    def came(self, up: Any, buffers: Vector | None) -> Norms:
-        """The norms of some of a round's replies, all of which count in what is usual once `all_came` is called."""
-        norms = [norms_of(payload(up).values()).tolist()]
-        norms += [] if buffers is None else [norms_of([buffers]).tolist()]
-        self._came.append(norms)
-        return norms
+    def came(self, up: Any, buffers: Vector | None) -> None:
+        """Takes in one of a round's replies, to be compared with the others by `all_came`."""
+        self._came.append(self.norms(up, buffers))
+
+    def norms(self, up: Any, buffers: Vector | None) -> Norms:
+        """The norms of the payload of replies, and of the buffers with them, if any."""
+        found = [norms_of(payload(up).values()).tolist()]
+        return found if buffers is None else [*found, norms_of([buffers]).tolist()]
 
     def all_came(self, rnd: Round) -> Outliers:
         """Those of the replies since the last call, which were all of a round, that are too large."""
         came, self._came = self._came, []
-        if len(came) > 1:
-            kinds = [zip(*of_kind, strict=True) for of_kind in zip(*came, strict=True)]
-            came = [[[[norm for (norm,) in of_run] for of_run in of_kind] for of_kind in kinds]]
-        return self.compared(came[0], rnd) if came else []
+        kinds = [zip(*of_kind, strict=True) for of_kind in zip(*came, strict=True)]
+        joined = [[[norm for row in rows for norm in row] for rows in of_kind] for of_kind in kinds]
+        return self.compared(joined, rnd) if joined else []
 
     def compared(self, norms: Norms, rnd: Round, count: bool = True) -> Outliers:
         """Those of a round's replies that are too large by their norms, which `count` in what is usual."""
@@ -269,7 +270,8 @@ def norms_of(parts: Iterable[Any]) -> Vector:
         if vector.is_floating_point()
         for piece in vector.split(PIECE, -1)
     ]
-    return found[0] if len(found) == 1 else torch.stack(found).norm(dim=0)
+    norm: Vector = found[0] if len(found) == 1 else torch.stack(found).norm(dim=0)
+    return norm
 
 
 def shrunk(method: Method, state: Any, factor: float | Vector) -> Any:

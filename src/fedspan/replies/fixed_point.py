@@ -137,7 +137,10 @@ def fixed_point_mean(
 
 def shares_of(examples: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """How much each client of a sum counts, by (…, S) numbers of examples; 1 on average."""
-    return examples * examples.shape[-1] / examples.sum(-1, keepdims=True)
+    shares: npt.NDArray[np.float64] = (
+        examples * examples.shape[-1] / examples.sum(-1, keepdims=True)
+    )
+    return shares
 
 
 def clipped_values(count: int, privacy: Privacy) -> str:

@@ -59,10 +59,11 @@ Prepare = Callable[..., tuple[Spec, Problem | None]]
 def identify(context: Context) -> RecordDict:
     """Which client this node stands for, or why that is unknown."""
     try:
-        known = {"client": client_of(context), "reason": "", "name": name_of(context)}
+        client, reason, name = client_of(context), "", name_of(context)
     except FedspanError as error:
-        known = {"client": UNKNOWN, "reason": str(error)[:MAX_REASON]}
-    return RecordDict({IDENTITY: ConfigRecord(known)})
+        client, reason, name = UNKNOWN, str(error)[:MAX_REASON], ""
+    known = ConfigRecord({"client": client, "reason": reason, "name": name})
+    return RecordDict({IDENTITY: known})
 
 
 def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict:

@@ -73,17 +73,15 @@ class RunConfig:
 
 
 def write_message(message: RoundMessage) -> RecordDict:
-    """A message as Flower's records.
-
-    The pieces of an array are views of it, because Flower joins what one `Array` holds.
-    """
+    """A message as Flower's records; the pieces of a large array are views, because Flower joins what one holds."""
     records = ArrayRecord()
     for name, tensor in message.arrays.items():
         array = tensor.detach().contiguous().numpy()
         raw, step = array.reshape(-1).view(np.uint8), max(PIECE, array.nbytes // MAX_PIECES)
         for number, start in enumerate(range(0, max(raw.size, 1), step)):
             piece = Array(array.dtype.str, array.shape, RAW, b"")
-            piece.data = raw[start : start + step]  # type: ignore[assignment]  # any buffer serves
+            part: Any = raw[start : start + step]  # any buffer serves
+            piece.data = part if raw.size > step else part.tobytes()
             records[f"{name}{PART}{number}"] = piece  # one by one: the constructor would copy it
     return RecordDict({HEADER: ConfigRecord(message.header()), ARRAYS: records})
 
@@ -127,7 +125,7 @@ def read_arrays(records: ArrayRecord) -> wire.Arrays:
                 f"array {name!r:.40} is of type {first.dtype!r:.40}; allowed are {', '.join(sorted(DTYPES))}"
             )
         dtype, shape = np.dtype(first.dtype), tuple(first.shape)
-        possible = len(shape) <= 8 and all(type(n) is int and 0 <= n <= size for n in shape)
+        possible = len(shape) <= 8 and all(type(n) is int and 0 <= n < 1 << 31 for n in shape)
         if not possible or math.prod(shape) * dtype.itemsize != size:
             raise ProtocolError(
                 f"array {name!r:.40} claims shape {shape!s:.60}, but holds {size} bytes"

@@ -143,9 +143,10 @@ class GridChannel:
             if ident:
                 self.requests[ident] = (node, now + IDENTIFY_TIMEOUT)
         for reply in self.grid.pull_messages(list(self.requests)) if self.requests else ():
-            node, _ = self.requests.pop(reply.metadata.reply_to_message_id, (None, now))
-            if node is None:
+            request = self.requests.pop(reply.metadata.reply_to_message_id, None)
+            if request is None:
                 continue
+            node, _ = request
             if reply.has_error():
                 told = one_line(reply.error.reason)
                 log.warning("a node did not say which client it is: %s", told)
