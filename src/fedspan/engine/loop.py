@@ -155,6 +155,8 @@ class Loop:
         self.ledger = wire.Ledger.empty(len(self.seeds), n)
         self.buffers = self.problem.buffers0
         self.lines = [[] for _ in self.seeds]
+        nobody = np.zeros((len(self.seeds), 0), np.int64)
+        self.heard = Heard(self.t, nobody, nobody[0])
         self.id = secrets.token_hex(8)
         self.start = _sampled(self.problem.x0)
         self._each_round = [

@@ -390,7 +390,7 @@ class RemoteTransport:
         events: list[Event] = []
         found = evaluate(
             self.channel,
-            len(self.accepted),
+            [{} if count else self.agreed for count in self.accepted],
             run.t,
             self.agreement.fingerprint,
             run.model(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,19 +173,23 @@ def _is_number(value: Any) -> bool:
 
 def evaluate(
     channel: Channel,
-    clients: int,
+    first: Sequence[wire.Arrays],
     t: int,
     fingerprint: str,
     x: Vector,
     buffers: Vector | None,
     events: list[Event],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each client's own evaluation of the model; what goes wrong at a client becomes an event."""
+    """Yield each client's own evaluation of the model; what goes wrong at a client becomes an event.
+
+    `first` has what each client may not have yet of what was agreed on before round 0.
+    """
     arrays: wire.Arrays = {MODEL: x.reshape(-1)}
     if buffers is not None:
         arrays[BUFFERS] = buffers.reshape(-1)
     messages = [
-        RoundMessage(EVALUATE, t, i, 0, fingerprint, arrays, max_reply=MOST) for i in range(clients)
+        RoundMessage(EVALUATE, t, i, 0, fingerprint, arrays | own, max_reply=MOST)
+        for i, own in enumerate(first)
     ]
     done = set[int]()
     for index, reply in channel.deliver(messages):
@@ -200,7 +204,9 @@ def evaluate(
             done.add(client)
             events.append(Event("other", client, f"not evaluated: {one_line(error)}"))
     late = "not evaluated: no reply in time"
-    events += [Event("no reply", client, late) for client in range(clients) if client not in done]
+    events += [
+        Event("no reply", client, late) for client in range(len(first)) if client not in done
+    ]
 
 
 def _is_evaluation(value: Any) -> bool:

@@ -205,6 +205,8 @@ class Material:
         if tables is not None:
             own = {who: schema.table() for who, schema in tables.own.items()}
             found |= {"schema": tables.schema.table(), "classes": tables.classes, "own": own}
+            if known is None:  # of a server, which has no data to look at
+                found["kind"] = "classes" if tables.classes else "numbers"
         return found
 
     def _try_objective(self, data: ClientData) -> None:
