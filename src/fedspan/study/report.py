@@ -114,11 +114,8 @@ def of_study(results: Results) -> Report:
         failed = [f"failed: {line}" for entry in entries for line in entry.failures]
         events = [note for entry in entries for note in entry.notes]
         notes = [*tables.orders(part, entries), *dict.fromkeys(failed), *events]
-        title, about, verdict = (
-            part.title or "Results",
-            part.about or described(part),
-            said(part, entries),
-        )
+        title, about = part.title or "Results", part.about or described(part)
+        verdict = said(part, entries)
         sections.append(Section(title, about, made, notes, verdict, part, entries))
     footer = ", ".join(f"{name} {number}" for name, number in results.versions.items())
     if results.minutes >= 0.1:
