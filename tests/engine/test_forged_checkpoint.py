@@ -101,7 +101,7 @@ def resumed_loss(begun: Path, tmp_path: Path) -> float:
     return float(fedspan.load(place).history[-1]["loss"])
 
 
-@pytest.mark.parametrize("key", ["id", "shape", "events", "more", "checks"])
+@pytest.mark.parametrize("key", ["id", "t", "seconds", "shape", "events", "more", "checks"])
 def test_the_record_in_a_checkpoint_is_checked(key: str, begun: Path, tmp_path: Path) -> None:
     arrays, meta = checkpoint.load(begun / "checkpoint.safetensors")
     record = json.loads(arrays["loop.record"].numpy().tobytes())
@@ -162,7 +162,7 @@ def without(table: dict[str, Any], key: str) -> dict[str, Any]:
 FORGED: list[tuple[str, Any]] = [
     *(
         ("fedavg", lambda a, m, key=key: (without(a, key), m))
-        for key in ("loop.clock", "loop.rows", "loop.record")
+        for key in ("loop.counts", "loop.rows", "loop.record")
     ),
     *(
         ("scaffold", lambda a, m, key=key: (without(a, key), m))
@@ -174,13 +174,11 @@ FORGED: list[tuple[str, Any]] = [
     ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"].flatten()), m)),
     ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"][..., :-1].contiguous()), m)),
     ("fedavg", lambda a, m: (changed(a, server__x=a["server.x"] * float("nan")), m)),
-    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([2.5, 0.0]).double()), m)),
-    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([9.0, 0.0]).double()), m)),
-    ("fedavg", lambda a, m: (changed(a, loop__clock=torch.tensor([-3.0, 0.0]).double()), m)),
-    (
-        "fedavg",
-        lambda a, m: (changed(a, loop__clock=torch.tensor([3.0, float("inf")]).double()), m),
-    ),
+    ("fedavg", lambda a, m: (record(a, t=2.5), m)),
+    ("fedavg", lambda a, m: (record(a, t=9), m)),
+    ("fedavg", lambda a, m: (record(a, t=-3), m)),
+    ("fedavg", lambda a, m: (record(a, seconds=math.inf), m)),
+    ("fedavg", lambda a, m: (record(a, seconds=-1.0), m)),
     ("fedavg", lambda a, m: (changed(a, loop__counts=-a["loop.counts"] - 5), m)),
     ("fedavg", lambda a, m: (changed(a, loop__counts=a["loop.counts"][:, :-1].contiguous()), m)),
     ("fedavg", lambda a, m: (changed(a, loop__rows=a["loop.rows"] + 10**6), m)),

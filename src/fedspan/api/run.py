@@ -95,11 +95,8 @@ def run(
     seeds = int(seeds) if isinstance(seeds, np.integer) else seeds
     at_least("seeds", seeds, 1)
     at_most("seeds", seeds, 10_000)
-    for name, value in (
-        ("resume", resume),
-        ("progress", progress),
-        ("keep_checkpoint", keep_checkpoint),
-    ):
+    flags = {"resume": resume, "progress": progress, "keep_checkpoint": keep_checkpoint}
+    for name, value in flags.items():
         true_or_false(name, value)
     spec = as_spec(spec)
     out = None if run_dir is None else path_of("run_dir", run_dir)
@@ -119,12 +116,8 @@ def run(
     if out is not None and (out / TRIALS).exists() and not _holds_run(out, (spec.seed,)):
         resume = False  # interrupted in the search, before there was a run to resume
     if progress and isinstance(spec.method.lr, str):
-        first = (
-            "short trials"
-            if spec.method.lr == "search"
-            else "an estimate of the problem's constants"
-        )
-        say(f"lr = {spec.method.lr!r}: {first} before the run")
+        how = {"search": "short trials", "auto": "an estimate of the problem's constants"}
+        say(f"lr = {spec.method.lr!r}: {how[spec.method.lr]} before the run")
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     new = (lambda: ()) if out is None else (lambda: (out / LR, out))
     with removed_on_failure(new, lambda: out is not None and _holds_run(out, of_runs)):
@@ -133,9 +126,9 @@ def run(
         bar = [Progress(rounds=spec.rounds, lr_rule=rule)] if progress else []
         every = [*spec.callbacks, *more, *bar]
         together = seeds == 1 or (spec.task.several_seeds and spec.dp is None)
-        how = _run if together else _one_by_one
-        keeping = {"resume": resume, "keep_checkpoint": keep_checkpoint}
-        result = how(spec, out, of_runs, every, made, **keeping)
+        result = (_run if together else _one_by_one)(
+            spec, out, of_runs, every, made, resume=resume, keep_checkpoint=keep_checkpoint
+        )
     result.lr_search = found
     return result
 
@@ -143,14 +136,10 @@ def run(
 def _check_seeds(out: Path, seeds: int) -> None:
     """Refuses a directory with a run of another number of seeds."""
     several = len(list(out.glob(f"seed-*/{history.NAME}")))
-    held = 1 if (out / history.NAME).exists() else several
+    held = several or int((out / history.NAME).exists())
     ended = len(read_outcome(out).get("seeds", ())) if several else 0
-    if (
-        (held == 1 < seeds and not several)
-        or (several and seeds == 1)
-        or held > seeds
-        or ended not in (0, seeds)
-    ):
+    alone = held == 1 and not several
+    if (alone and seeds > 1) or (several and seeds == 1) or held > seeds or ended not in (0, seeds):
         raise CheckpointError(
             f"`seeds` is {seeds}, but {str(out)!r} holds a run of {ended or held}; give the `seeds` that it was begun "
             "with, or choose another `run_dir`"
@@ -159,10 +148,8 @@ def _check_seeds(out: Path, seeds: int) -> None:
 
 def _holds_run(out: Path, of_runs: tuple[int, ...]) -> bool:
     """Whether a directory has something to resume."""
-    return any(
-        (folder / CHECKPOINT).exists()
-        for folder in (out, *(out / f"seed-{seed}" for seed in of_runs))
-    )
+    folders = (out, *(out / f"seed-{seed}" for seed in of_runs))
+    return any((folder / CHECKPOINT).exists() for folder in folders)
 
 
 def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
@@ -198,17 +185,13 @@ def _one_by_one(
     results: list[Result] = []
     key = None if out is None else signing_key()
     for seed in of_runs:
-        folder = None if out is None else out / f"seed-{seed}"
-        begun = folder is not None and any(
-            (folder / name).exists() for name in (CHECKPOINT, OUTCOME)
-        )
-        engine = spec.engine
+        folder, engine = None if out is None else out / f"seed-{seed}", spec.engine
+        begun = [name for name in (CHECKPOINT, OUTCOME) if folder and (folder / name).exists()]
         if engine.states_dir is not None:
-            engine = dataclasses.replace(
-                engine, states_dir=Path(engine.states_dir) / f"seed-{seed}"
-            )
+            states = Path(engine.states_dir) / f"seed-{seed}"
+            engine = dataclasses.replace(engine, states_dir=states)
         one = dataclasses.replace(spec, seed=seed, engine=engine)
-        own = {"resume": resume and begun, "apart": True} | keeping
+        own = {"resume": resume and bool(begun), "apart": True} | keeping
         results.append(_run(one, folder, (seed,), callbacks, made, **own))
         if not results[-1].finished:
             break
@@ -228,8 +211,7 @@ def _one_by_one(
     if out is not None and joined.finished:
         if joined.usage:
             write_table(out / USAGE, joined.usage)
-        about = joined.kept_rounds() | {"spec": joined.spec, "versions": versions()}
-        write_outcome(out, joined.seeds, joined.statuses, about, key=key)
+        write_outcome(out, joined, {"spec": joined.spec, "versions": versions()}, key=key)
     return joined
 
 
@@ -253,21 +235,19 @@ def _run(
     refusals.check(refusals.Run(dataclasses.replace(spec, method=method), callbacks, problem))
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
     with Simulator(method, problem, spec.engine, resume=resume) as clients:
-        if spec.eval_clients_every is not None:
-            after = 1 + max(
+        if (
+            spec.eval_clients_every is not None
+        ):  # after `KeepBest`: it evaluates the model that is kept
+            last = max(
                 (n for n, one in enumerate(callbacks) if isinstance(one, KeepBest)), default=-1
             )
-            recorder = Recorder(
-                spec.eval_clients_every, spec.rounds
-            )  # which evaluates the model that is kept
-            callbacks = [*callbacks[:after], recorder, *callbacks[after:]]
+            recorder = Recorder(spec.eval_clients_every, spec.rounds)
+            callbacks = [*callbacks[: last + 1], recorder, *callbacks[last + 1 :]]
         spent = 0.0
         if spec.dp is not None and spec.dp.level == "example":
             examples = ExampleEpsilon(spec.dp, problem)
-            callbacks, spent = (
-                [*callbacks, examples],
-                examples.epsilon(spec.rounds * method.local_steps),
-            )
+            callbacks = [*callbacks, examples]
+            spent = examples.epsilon(spec.rounds * method.local_steps)
         elif chain.noise is not None:
             spent = chain.noise.epsilon(spec.rounds)
         if spent > MEANINGLESS:

@@ -137,7 +137,7 @@ class Trail:
                     clients = numbers(text, self.header["clients"], MOST_REPLIES - replies)
                     replies += len(clients)
                     self.events.append((int(t), str(kind), clients, one_line(what)))
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 raise CheckpointError(
                     f"line {number} of {str(self.path)!r} is not one that a run writes"
                 ) from None

@@ -10,9 +10,7 @@ finished run keeps no checkpoint, unless it is asked for.
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
 import signal
 import threading
 import time
@@ -26,6 +24,7 @@ from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, Terminated
 from fedspan.core.files import (
+    csv_text,
     lock_dir,
     remove,
     remove_leftovers,
@@ -105,7 +104,11 @@ def execute(
     locked = nullcontext() if out is None else lock_dir(out)
     with locked, removed_on_failure(lambda: _written(loop, spec), begun):
         if out is not None and resume and not _to_do(out, loop, spec, retry_diverged):
-            return _checked(load(out), loop)
+            found = load(out)
+            for number, folder in enumerate(seed_dirs(out, loop.seeds)):
+                weights = found.weights[number] if number < len(found.weights) else {}
+                check_weights(weights, loop.state_dict(number), repr(str(folder / MODEL)))
+            return found
         key = None if out is None or apart else provenance.signing_key()
         files = RunFiles(loop, spec, checkpoint_every)
         if out is not None:
@@ -310,13 +313,8 @@ class RunFiles(Callback):
             name = (folder / history.NAME).relative_to(out).as_posix()
             _, lines = history.read(folder / history.NAME, loop.checks.get(name, ""))
             loop.lines[number] = lines
-            ends = {"round": loop.t} | dict(
-                zip(
-                    ("up_bytes", "down_bytes"),
-                    (one[number] for one in loop.ledger.totals()),
-                    strict=True,
-                )
-            )
+            up, down = (int(one[number]) for one in loop.ledger.totals())
+            ends = {"round": loop.t, "up_bytes": up, "down_bytes": down}
             if not lines or any(lines[-1][key] > end for key, end in ends.items()):
                 raise CheckpointError(
                     "the checkpoint is damaged: its history is of a later round; start the run again"
@@ -383,22 +381,20 @@ class RunFiles(Callback):
         self._flush()
         for number, folder in enumerate(seed_dirs(out, loop.seeds)):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
-            text = io.StringIO()
-            table = csv.writer(text, lineterminator="\n")
-            table.writerow(["client", "up_bytes", "down_bytes", "last_round"])
             counts = (loop.ledger.up, loop.ledger.down, loop.last_round)
-            columns = (one[number].tolist() for one in counts)
             names = getattr(loop.problem, "names", None) or range(loop.problem.clients)
-            table.writerows(zip(names, *columns, strict=True))
+            columns = [names, *(one[number].tolist() for one in counts)]
+            heads = ("client", "up_bytes", "down_bytes", "last_round")
+            rows = [dict(zip(heads, row, strict=True)) for row in zip(*columns, strict=True)]
             private = spec.privacy is not None
-            write_atomic(folder / TRAFFIC, text.getvalue().encode(), private=private)
+            write_atomic(folder / TRAFFIC, csv_text(rows).encode(), private=private)
             self.logs[number][1].append({"time": _now(), "ended": result.statuses[number]})
         if result.usage:
             write_table(out / USAGE, result.usage)
         ends = [{k: v for k, v in lines[-1].items() if k != "events"} for lines in result.runs]
         about = {"run": loop.id, "start": self.start, "rounds": loop.t, "metrics": ends}
-        about |= result.kept_rounds() | _decisions(spec) | {"versions": versions()}
-        provenance.write_outcome(out, loop.seeds, result.statuses, about, key=key, keeps=keep)
+        about |= _decisions(spec) | {"versions": versions()}
+        provenance.write_outcome(out, result, about, key=key, keeps=keep)
         for name in () if keep else provenance.UNFINISHED:
             remove(out / name)
 
@@ -413,15 +409,6 @@ def check_vacant(run_dir: Path) -> None:
         raise SpecError(
             f"{str(run_dir)!r} already holds a run; continue it with `resume=True`, or choose another `run_dir`"
         )
-
-
-def _checked(found: Result, loop: Loop) -> Result:
-    """A finished run that was loaded, if it has weights of the run's model."""
-    assert loop.run_dir is not None
-    for number, folder in enumerate(seed_dirs(loop.run_dir, loop.seeds)):
-        weights = found.weights[number] if number < len(found.weights) else {}
-        check_weights(weights, loop.state_dict(number), repr(str(folder / MODEL)))
-    return found
 
 
 def _to_do(out: Path, loop: Loop, spec: Spec, retry_diverged: bool) -> bool:
