@@ -18,6 +18,7 @@ from fedspan.callbacks import KeepBest
 from fedspan.core.errors import DiskError, FedspanError
 from fedspan.core.files import append
 from fedspan.engine import run_dir as engine_run_dir
+from support.files import damage
 
 Kind = Literal["crash", "short", "full", "io"]
 CALLS = ("pwrite", "fsync", "replace", "ftruncate", "unlink", "fchmod")
@@ -177,25 +178,6 @@ def interrupted(folder: Path, at_round: int = 2) -> None:
     spec = SPEC | {"engine": {"states_dir": str(folder / "states")}}
     with pytest.raises(KilledError):
         fedspan.run(spec, folder / "run", callbacks=[KeepBest(), Kill()])
-
-
-def damage(path: Path, how: str) -> None:
-    """Changes a file as a failing disk or a careless person does."""
-    raw = bytearray(path.read_bytes())
-    if how == "delete":
-        path.unlink()
-    elif how == "cut":
-        path.write_bytes(raw[: len(raw) // 2])
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "zeros":
-        path.write_bytes(bytes(len(raw)))
-    elif how == "double":
-        path.write_bytes(raw + raw)
-    else:
-        for place in range(0, len(raw), max(1, len(raw) // 40)):
-            raw[place] ^= 1 << (place % 8)
-        path.write_bytes(raw)
 
 
 @pytest.mark.parametrize("how", ["delete", "cut", "empty", "zeros", "double", "flip"])

@@ -21,6 +21,7 @@ from rich.console import Console
 from test_report import TABLE
 
 from fedspan.core.errors import SpecError
+from fedspan.core.json_log import JsonLog
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.study import conduct, live, results
@@ -55,9 +56,9 @@ def asked(address: str, stamp: str = "") -> dict[str, str]:
     return found
 
 
-def begun(place: Path) -> history.History:
+def begun(place: Path) -> JsonLog:
     """A run directory of two rounds that goes on."""
-    found = history.History(place / history.NAME, {"spec": Spec.from_table(TABLE).table()}, [])
+    found = JsonLog(place / history.NAME, [{"spec": Spec.from_table(TABLE).table()}])
     for t in (0, 2):
         found.append(row(t))
     return found

@@ -16,6 +16,7 @@ import fedspan
 from conftest import SMALL, Interrupt
 from fedspan.api.run import run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
+from fedspan.core.json_log import JsonLog
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.methods.fedavg import FedAvg
@@ -217,7 +218,7 @@ def test_a_row_without_the_metric_is_a_gap(tmp_path: Path) -> None:
         row | {"round": 2, "loss": 1.0},
     ]
     header = {"spec": {"seed": 0, "rounds": 2, "method": {"name": "fedavg"}}}
-    history.History(tmp_path / "history.jsonl", header, rows)
+    JsonLog(tmp_path / "history.jsonl", [header, *rows])
     report.report([tmp_path], tmp_path / "out", ["csv"], None, "")
     assert len((tmp_path / "out" / "curves.csv").read_text().splitlines()) > 2
 
@@ -319,7 +320,7 @@ def test_a_report_builds_no_task(
     for costs, words in (({}, ""), ({"client_state": "many"}, "'client_state' is 'many'")):
         old = tmp_path / "old" / history.NAME
         old.parent.mkdir(exist_ok=True)
-        history.History(old, {"spec": header["spec"], "costs": costs}, rows)
+        JsonLog(old, [{"spec": header["spec"], "costs": costs}, *rows])
         if not words:
             report.report([old], tmp_path, ["md"], None, "")
             assert "client state, kB" not in (tmp_path / "tables.md").read_text()

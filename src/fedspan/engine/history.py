@@ -1,23 +1,21 @@
 """The evaluations of a run: `history.jsonl`, and which of its metrics a run is judged by.
 
-The first line of the file has the spec and versions, every other one a row. A line is written in one piece and has a
-checksum. After a crash the last line may be cut short: it is dropped on reading. A line that was changed is refused.
+The first line of the file has the spec and versions, and so has a line at every resume; every other one is a row. A
+line is written in one piece and has a checksum. After a crash the last line may be cut short: it is dropped on reading.
+A line that was changed is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from fedspan.core import registry
-from fedspan.core.errors import CheckpointError, SpecError, one_of, shown
-from fedspan.core.files import sync
-from fedspan.core.json_log import REMEDY, JsonLog, check_form, fits, read_lines, undamaged
+from fedspan.core.errors import CheckpointError, SpecError, one_of
+from fedspan.core.json_log import REMEDY, check_form, fits, read_lines
 from fedspan.core.method import DETAILS
 from fedspan.core.metric import column_of, direction_of
 from fedspan.engine.loop import Line, Row
@@ -58,68 +56,20 @@ def line_of(row: Row, run: int) -> Line:
     return line | {"diverged": True} if row.diverged[run] else line
 
 
-class Mark(NamedTuple):
-    """A history at the time of a checkpoint."""
-
-    rows: int
-    checksum: str  # of these rows, whatever line one is
-
-
-def mark_of(told: list[Any], where: Path) -> Mark:
-    """A mark as a checkpoint holds it."""
-    if [type(part) for part in told] != [int, str] or told[0] < 0:
-        raise CheckpointError(
-            f"{str(where)!r} is damaged: it marks a history by {shown(told)}; {REMEDY}"
-        )
-    return Mark(*told)
-
-
-class History:
-    """A history file that is being written. A checkpoint holds its mark and not the rows, however many there are."""
-
-    def __init__(self, path: Path, header: Line, rows: list[Line]) -> None:
-        self.log, self.rows, self.digest = JsonLog(path, [header, *rows]), len(rows), _digest(rows)
-        self.ended = any(row.get("diverged") for row in rows)
-
-    def append(self, line: Line) -> None:
-        """Add a row; a run that has diverged gets no more."""
-        if not self.ended:
-            self.log.append(line)
-            self.digest.update(json.dumps(line).encode())
-            self.rows += 1
-        self.ended = self.ended or bool(line.get("diverged"))
-
-    def mark(self) -> Mark:
-        """The rows so far, which are on disk."""
-        sync(self.log.path)
-        return Mark(self.rows, self.digest.hexdigest())
-
-
-def _digest(rows: Iterable[Line]) -> hashlib.blake2b:
-    return hashlib.blake2b(b"".join(json.dumps(row).encode() for row in rows), digest_size=16)
-
-
-def read_marked(path: Path, mark: Mark) -> list[Line]:
-    """The rows of a history up to a mark; what a crash has left after them does not matter."""
-    rows = undamaged(path)[1 : mark.rows + 1]
-    if len(rows) < mark.rows or _digest(rows).hexdigest() != mark.checksum:
-        raise CheckpointError(
-            f"{str(path)!r} is missing or damaged; put it back, or start the run again"
-        )
-    _check_rows(rows, path)
-    return rows
-
-
-def read(path: Path) -> tuple[Line, list[Line]]:
-    """(line one, rows) of a history file."""
+def read(path: Path, until: str | None = None) -> tuple[Line, list[Line]]:
+    """(the latest line with a spec, rows) of a history file, up to the line that a checkpoint names, if any."""
     if not path.is_file():
         raise CheckpointError(f"no history at {str(path)!r}")
-    lines, _ = read_lines(path)
+    lines, _ = read_lines(path, until)
+    if until == "":
+        return {}, []
     if not lines or "spec" not in lines[0]:
         raise CheckpointError(
             f"{str(path)!r} does not begin with a spec; it is not a fedspan history"
         )
-    spec = check_form(lines[0], path, {"spec": dict[str, Any]}, {"seed": int})["spec"]
+    header = [line for line in lines if "round" not in line][-1]
+    rows = [line for line in lines if "round" in line]
+    spec = check_form(header, path, {"spec": dict[str, Any]}, {"seed": int})["spec"]
     check_form(spec, path, {}, SPEC)
     for key in ("method", "task"):
         check_form(spec.get(key, {"name": ""}), path, {"name": str})
@@ -128,14 +78,8 @@ def read(path: Path) -> tuple[Line, list[Line]]:
         raise CheckpointError(
             f"{str(path)!r} is damaged: its spec holds null, NaN or infinity; {REMEDY}"
         )
-    _check_rows(lines[1:], path)
-    return lines[0], lines[1:]
-
-
-def _check_rows(rows: Sequence[Line], path: Path) -> None:
-    """Refuses rows that no run could have written."""
     before = {"round": -1, "up_bytes": 0, "down_bytes": 0}
-    for row in rows:
+    for row in rows:  # refuses those that no run could have written
         check_form(row, path, COSTS, dict.fromkeys(row, float | None) | OTHERS)
         for key, value in before.items():
             if row[key] < value + (key == "round"):
@@ -143,6 +87,7 @@ def _check_rows(rows: Sequence[Line], path: Path) -> None:
                     f"{str(path)!r} is damaged: {key!r} falls to {row[key]}; {REMEDY}"
                 )
         before = {key: row[key] for key in before}
+    return header, rows
 
 
 def _plain(value: Any) -> bool:

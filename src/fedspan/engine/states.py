@@ -25,7 +25,6 @@ from fedspan.core.layout import Vector
 from fedspan.core.wire import Arrays, check_forms
 
 Rows = npt.NDArray[np.int64]
-LARGE = 1 << 22  # numbers of a state that is not copied to be read
 HEADER = 8  # bytes of a file before its rows: the number of its run
 
 
@@ -148,16 +147,14 @@ class InMemory:
 
     def take(self, rows: Rows) -> torch.Tensor:
         places = self._places(rows)
-        if (
-            len(rows) == 1 and self.values.shape[1] >= LARGE
-        ):  # the state of a large model is not copied
-            return self.values[int(places) : int(places) + 1]
+        if len(rows) == 1:  # a large model's state is not copied
+            return self.values[int(places) :][:1]
         return self.values.index_select(0, places)
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
         places = self._places(rows)
-        if len(rows) == 1 and self.values.shape[1] >= LARGE:
-            self.values[int(places)].copy_(values[0])  # nothing where it was changed in place
+        if len(rows) == 1:
+            self.values[int(places)] = values[0]  # nothing where it was changed in place
         else:
             self.values.index_copy_(0, places, values)
 

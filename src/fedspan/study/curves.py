@@ -316,9 +316,9 @@ def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:
 
 
 def _run_dir(folder: Path) -> Path:
-    """The directory of the run to which a history belongs; seeds of one computation share the one above theirs."""
-    shared = folder.name.startswith("seed-") and not (folder / OUTCOME).exists()
-    return folder.parent if shared and (folder.parent / OUTCOME).exists() else folder
+    """The directory of the run to which a history belongs; seeds share the one above theirs."""
+    one_of_several = folder.name.startswith("seed-") and (folder.parent / OUTCOME).exists()
+    return folder.parent if one_of_several else folder
 
 
 def memory_file(run_dir: Path) -> Path:

@@ -20,7 +20,7 @@ from fedspan.core.method import DETAILS
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.result import Result
-from fedspan.engine.run_dir import Keeping, execute
+from fedspan.engine.run_dir import execute
 from fedspan.remote.channel import Failure
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
@@ -291,12 +291,13 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     problem.drop_start()
     channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
-    keeping = Keeping(
+    result = execute(
+        loop,
+        spec,
         resume=config.resume,
         checkpoint_every=config.checkpoint_every,
         retry_diverged=True,
         signals=False,
     )
-    result = execute(loop, spec, keeping)
     log.info("fedspan %s; results in %s", result.status, run_dir)
     return result
