@@ -206,8 +206,7 @@ def _one_by_one(
     rows = [{"seed": one.seeds[0], **row} for one in results for row in one.per_client]
     joined.per_client = PerClient(rows, spec.metrics, joined.model_rounds)
     if out is not None and joined.finished:
-        about = joined.kept_rounds() | {"spec": joined.spec, "versions": versions()}
-        write_outcome(out, joined.seeds, joined.statuses, about, key=key)
+        write_outcome(out, joined, {"spec": joined.spec, "versions": versions()}, key=key)
     return joined
 
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedspan.core.digest import sha256
 from fedspan.core.errors import ChangedError, CheckpointError, SpecError, one_line
@@ -26,6 +26,9 @@ from fedspan.core.extras import needs
 from fedspan.core.json_log import REMEDY, read_table, write_table
 from fedspan.core.spec import Table
 from fedspan.engine import history
+
+if TYPE_CHECKING:
+    from fedspan.engine.result import Result
 
 MODEL, SPEC = "model.safetensors", "spec.toml"
 OUTCOME, CHECKPOINT = "result.json", "checkpoint.safetensors"
@@ -58,8 +61,7 @@ def seed_dirs(run_dir: Path, seeds: Sequence[int]) -> list[Path]:
 
 def write_outcome(
     run_dir: Path,
-    seeds: Sequence[int],
-    statuses: Sequence[str],
+    result: Result,
     about: Mapping[str, Any] | None = None,
     *,
     key: Any = None,
@@ -69,21 +71,23 @@ def write_outcome(
 
     Args:
         run_dir: The directory of the run.
-        seeds: Its seeds.
-        statuses: How each of them ended.
+        result: What it came to.
         about: What else the card says.
         key: The private key to sign with, or None.
         keeps: Whether the checkpoint stays.
     """
     names = [name for name in COVERED if keeps or name not in UNFINISHED]
-    folders = dict.fromkeys((run_dir, *seed_dirs(run_dir, seeds)))
+    folders = dict.fromkeys((run_dir, *seed_dirs(run_dir, result.seeds)))
     paths = [folder / name for folder in folders for name in names]
     files = {
         path.relative_to(run_dir).as_posix(): sha256(path)
         for path in paths
         if path.exists() and path != run_dir / OUTCOME
     }
-    card = {"seeds": list(seeds), "statuses": list(statuses), **(about or {}), "files": files}
+    card: Table = {"seeds": list(result.seeds), "statuses": result.statuses}
+    if result.model_rounds:
+        card["model_rounds"] = {str(seed): t for seed, t in result.model_rounds.items()}
+    card |= {**(about or {}), "files": files}
     if key is not None:
         public = key.public_key().public_bytes_raw().hex()
         value = key.sign(_signed(card)).hex()

@@ -157,11 +157,6 @@ class Result:
         """Bytes that all clients have received, in all seeds."""
         return sum(lines[-1]["down_bytes"] for lines in self.runs if lines)
 
-    def kept_rounds(self) -> dict[str, Any]:
-        """The rounds of the models that were kept, as `result.json` has them."""
-        kept = {str(seed): t for seed, t in self.model_rounds.items()}
-        return {"model_rounds": kept} if kept else {}
-
     def kept(self) -> list[str]:
         """The evaluations of the models that were kept instead of the last ones, in words."""
         said = []
@@ -243,7 +238,7 @@ class Result:
         if self.lr_search is not None:
             write_table(path / LR, self.lr_search)
         write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
-        write_outcome(path, self.seeds, self.statuses, self.kept_rounds())
+        write_outcome(path, self)
         return path
 
     def __repr__(self) -> str:

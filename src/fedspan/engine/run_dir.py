@@ -388,8 +388,8 @@ class RunFiles(Callback):
             self.logs[number][1].append({"time": _now(), "ended": result.statuses[number]})
         ends = [{k: v for k, v in lines[-1].items() if k != "events"} for lines in result.runs]
         about = {"run": loop.id, "start": self.start, "rounds": loop.t, "metrics": ends}
-        about |= result.kept_rounds() | _decisions(spec) | {"versions": versions()}
-        provenance.write_outcome(out, loop.seeds, result.statuses, about, key=key, keeps=keep)
+        about |= _decisions(spec) | {"versions": versions()}
+        provenance.write_outcome(out, result, about, key=key, keeps=keep)
         for name in () if keep else provenance.UNFINISHED:
             remove(out / name)
 
