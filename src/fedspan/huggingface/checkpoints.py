@@ -111,9 +111,7 @@ def running(place: Path | None, texts: Sequence[str]) -> tuple[list[int], list[l
     """The mark of a beginning, where the tokenizer has one, and texts as ids, uncut and without marks."""
     if place is None:
         return [BEGIN], [[SPECIAL + byte for byte in text.encode()] for text in texts]
-    with (
-        quietly()
-    ):  # it would warn of texts that are longer than the model, and blocks are cut of them
+    with quietly():  # blocks are cut of texts that are longer than the model
         tokenizer = _tokenizer(place)
         begin = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
         return begin, tokenizer(list(texts), add_special_tokens=False)["input_ids"]
