@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.errors import DataError, SpecError, one_line, shown
+from fedspan.core.errors import SpecError, one_line, one_of, shown
 from fedspan.core.extras import needs
 from fedspan.data import sets, store
 from fedspan.data.columns import UNREADABLE
@@ -61,8 +61,7 @@ def check(names: Iterable[str]) -> None:
 
 def load(name: str) -> Splits:
     """The training and the test examples of a data set of images by its name."""
-    if name not in IMAGES:
-        raise DataError(f"unknown data set {name!r}; known are {', '.join(IMAGES)}")
+    one_of("data set", name, IMAGES)
     return IMAGES[name]()
 
 

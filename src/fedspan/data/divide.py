@@ -112,7 +112,8 @@ def _parts(
     """The parts of a column, which is checked; `name` is what the caller calls it."""
     if isinstance(seed, bool | np.bool_) or not isinstance(seed, int | np.integer):
         raise SpecError(f"`seed` must be a whole number, got {seed!r}")
-    column, got = np.empty(()), type(given).__name__
+    column: Any = np.empty(())
+    got = type(given).__name__
     with contextlib.suppress(ValueError, TypeError, RuntimeError):
         column = np.asarray(given)
         got = f"an array of shape {column.shape}"
@@ -120,7 +121,8 @@ def _parts(
         raise DataError(f"`{name}` must be a column with one entry per example, got {got}")
     if isinstance(partition, Dirichlet | Classes | Natural):
         # NumPy turns [1, "a"] into text
-        _check(given if isinstance(given, list | tuple) else column.tolist(), name)
+        entries: Any = given if isinstance(given, list | tuple) else column.tolist()
+        _check(entries, name)
     return partition.split(column, int(seed), column)
 
 

@@ -114,7 +114,7 @@ class OwnData:
             )
         pool = np.arange(len(y)) if marked is None else np.flatnonzero(~marked)
         owners = None if owner is None else owner[pool]
-        if natural and partition.clients is None:
+        if owners is not None and natural and partition.clients is None:
             lost = sorted({*map(str, owner)} - {*map(str, owners)})
             if lost:
                 raise DataError(
@@ -241,12 +241,12 @@ def _targets(goal: Array, kind: Kind) -> tuple[Array, list[str]]:
             raise DataError(
                 f"`task.data.target` is text ({str(goal.flat[0])!r} in row 1); use the task 'classification'"
             )
-        y = goal.reshape(len(goal), -1).astype(np.float64)
-        if not np.isfinite(y).all():
+        numbers = goal.reshape(len(goal), -1).astype(np.float64)
+        if not np.isfinite(numbers).all():
             raise DataError(
-                f"`task.data.target` has no number in row {_first_row(~np.isfinite(y).all(1))}; drop the row"
+                f"`task.data.target` has no number in row {_first_row(~np.isfinite(numbers).all(1))}; drop the row"
             )
-        return y, []
+        return numbers, []
     if goal.ndim != 1 or goal.dtype.kind == "f":
         got = "floating-point numbers" if goal.ndim == 1 else f"an array of shape {goal.shape}"
         raise DataError(

@@ -19,9 +19,9 @@ from typing import Any
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_line
+from fedspan.core.extras import versions
 from fedspan.core.json_log import LONG, JsonLog, check_form, read_lines, read_table, read_until
 from fedspan.core.spec import Spec
-from fedspan.core.versions import versions
 from fedspan.engine import history, per_client, provenance
 from fedspan.engine.loop import Heard, Line, Loop, Row, record_of
 from fedspan.engine.provenance import AUDIT, CARD, CHANGED, CHECKPOINT, OUTCOME, seed_dirs

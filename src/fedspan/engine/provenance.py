@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedspan.core.digest import digest_of_file
 from fedspan.core.errors import ChangedError, CheckpointError, SpecError, one_line
-from fedspan.core.extras import needs
+from fedspan.core.extras import needs, versions
 from fedspan.core.files import write_atomic
 from fedspan.core.json_log import REMEDY, read_table, table_text, write_table
 from fedspan.core.spec import Spec, Table
-from fedspan.core.versions import versions
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
 

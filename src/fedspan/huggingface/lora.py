@@ -49,7 +49,7 @@ def with_adapters(
         config = LoraConfig(
             rank_pattern=ranks, alpha_pattern=ranks, target_modules=[rule.layer for rule in fused]
         )
-        adapted: nn.Module = get_peft_model(model, config)  # type: ignore[arg-type]
+        adapted: nn.Module = get_peft_model(model, config)
     for parameter in full:
         parameter.requires_grad_(True)
     if not adapters.train_a:

@@ -39,7 +39,8 @@ def outline(
         ) from None
 
     named = (getattr(config, "architectures", None) or [""])[0]
-    kind, auto = "classifier", transformers.AutoModelForSequenceClassification
+    kind = "classifier"
+    auto: Any = transformers.AutoModelForSequenceClassification
     if labels is not None:
         at_least("labels", labels, 1)
         config.num_labels = labels

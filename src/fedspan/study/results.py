@@ -24,9 +24,9 @@ from typing import Any
 import tomli_w
 
 from fedspan.core.errors import CheckpointError
+from fedspan.core.extras import versions
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.spec import read_toml
-from fedspan.core.versions import versions
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Curve, Series, Table, Tail
 from fedspan.study.jobs import seconds
