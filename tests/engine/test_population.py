@@ -21,7 +21,7 @@ from fedspan.core import checkpoint
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import CheckpointError
 from fedspan.core.partition import fill_empty
-from fedspan.data.partitions import Classes, Natural
+from fedspan.data import Classes, Natural
 from fedspan.engine.loop import EVENTS_KEPT, Loop
 from fedspan.engine.provenance import CHECKPOINT
 from fedspan.engine.run_dir import RunFiles

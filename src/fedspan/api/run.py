@@ -26,6 +26,7 @@ from fedspan.core.errors import (
     shown,
     true_or_false,
 )
+from fedspan.core.extras import versions
 from fedspan.core.files import removed_on_failure
 from fedspan.core.json_log import write_table
 from fedspan.core.method import Method
@@ -34,7 +35,6 @@ from fedspan.core.reply import payload
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
-from fedspan.core.versions import versions
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
 from fedspan.engine.per_client import PerClient, Recorder

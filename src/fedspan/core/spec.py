@@ -130,7 +130,7 @@ class Spec(Settings):
         """Nested plain values with all defaults."""
         metrics: list[Any] = []
         for one in self.metrics:  # by name; of a class, an object or a function also what it is
-            named = {"name": column_of(one), "source": source_of(one)}
+            named: Table = {"name": column_of(one), "source": source_of(one)}
             if (higher := direction_of(one)) is not None:
                 named["higher_is_better"] = higher
             metrics.append(one if isinstance(one, str) else named)
@@ -168,13 +168,14 @@ def read_toml(path: Path) -> Table:
     if not path.is_file():
         raise SpecError(f"spec file {str(path)!r} does not exist")
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table: Table = tomllib.loads(path.read_text("utf-8"))
     # not TOML, not text, a number of thousands of digits, deep nesting
     except (ValueError, RecursionError) as error:
         raise SpecError(f"spec file {str(path)!r} is not TOML: {one_line(str(error))}") from None
     except OSError as error:
         raise SpecError(f"spec file {str(path)!r} cannot be read: {error.strerror}") from None
-    return _checked(table, path.resolve().parent)
+    table = _checked(table, path.resolve().parent)
+    return table
 
 
 def _checked(value: Any, folder: Path, key: str = "") -> Any:
@@ -202,46 +203,45 @@ def _checked(value: Any, folder: Path, key: str = "") -> Any:
 
 
 def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
-    """The table with settings such as `a.b=value`; values are TOML, or else text."""
+    """The table with settings such as `a.b=value`; values are TOML, or else text.
+
+    Another choice, as in `method.name=fedavg`, keeps the settings that mean the same for it: those that both classes
+    inherit from one class. A warning names the others.
+    """
     values: Table = {}
     for change in changes:
         key, sign, text = change.partition("=")
         if not sign or not key:
             raise SpecError(f"a change of a spec is written key=value, got {shown(change)}")
         values[key.strip()] = toml_value(text)
-    for key, value in values.items():
-        if key.endswith(".name"):
-            table = _renamed(table, key, value)
+    for key, name in values.items():
+        where, _, last = key.rpartition(".")
+        field = where.rpartition(".")[2]
+        kind = {"space": "projector", "local": "optimizer"}.get(field, field)
+        before: Any = table
+        for part in where.split("."):
+            before = before.get(part) if isinstance(before, Mapping) else None
+        if last != "name" or kind not in registry.KINDS or not isinstance(before, Mapping):
+            continue
+        known = registry.accepted(kind)
+        old, new = known.get(before.get("name", "")), known.get(str(name))
+        if old is None or new is None or old is new:
+            continue
+        shared = {f.name for f in registry.settings(new) if _top(new, f.name) is _top(old, f.name)}
+        if dropped := [one for one in before if one not in (*shared, "name")]:
+            warnings.warn(
+                f"{key}={name} drops {', '.join(dropped)} of the {kind} {before['name']!r}",
+                stacklevel=3,
+            )
+            kept = {one: inner for one, inner in before.items() if one not in dropped}
+            table = with_values(table, {where: kept})
     return with_values(table, values)
 
 
-def _renamed(table: Table, key: str, name: Any) -> Table:
-    """The table without settings that another choice at `key` does not share with the one before; they are named."""
-    where = key.removesuffix(".name")
-    field = where.rpartition(".")[2]
-    kind = {"space": "projector", "local": "optimizer"}.get(field, field)
-    before: Any = table
-    for part in where.split("."):
-        before = before.get(part) if isinstance(before, Mapping) else None
-    known = registry.accepted(kind) if kind in registry.KINDS else {}
-    old = known.get(before.get("name", "")) if isinstance(before, Mapping) else None
-    new = known.get(name) if isinstance(name, str) else None
-    if old is None or new is None or old is new:
-        return table
-
-    def origin(cls: type, field: str) -> list[type]:
-        """The class at the top that first has a field."""
-        return [base for base in cls.__mro__ if field in inspect.get_annotations(base)][-1:]
-
-    # a key means the same for both if they inherit the field from one class
-    shared = {f.name for f in registry.settings(new) if origin(new, f.name) == origin(old, f.name)}
-    dropped = [one for one in before if one not in (*shared, "name")]
-    if dropped:
-        warnings.warn(
-            f"{key}={name} drops {', '.join(dropped)} of the {kind} {before['name']!r}",
-            stacklevel=4,
-        )
-    return with_values(table, {where: {k: v for k, v in before.items() if k not in dropped}})
+def _top(cls: type, field: str) -> type | None:
+    """The class at the top that first has a field."""
+    owners = [base for base in cls.__mro__ if field in inspect.get_annotations(base)]
+    return owners[-1] if owners else None
 
 
 def toml_value(text: str) -> Any:

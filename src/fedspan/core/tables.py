@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +61,25 @@ def build(kind: str, value: Any, where: str | None = None) -> Any:
     if adopted:  # a compressor stands for the choice that uses it
         return choices(kind)[base.adopts](build("compressor", value, where))  # type: ignore[attr-defined]
     cls = choices(kind)[name]
-    if table is not value and (missing := _missing(cls, ())):
+    if table is not value and (others := missing(cls)):
         raise SpecError(
-            f"`{where}` {name!r} needs `{missing[0]}` too; write {{name = {name!r}, {missing[0]} = …}}"
+            f"`{where}` {name!r} needs `{others[0]}` too; write {{name = {name!r}, {others[0]} = …}}"
         )
     return make(cls, {key: inner for key, inner in table.items() if key != "name"}, where)
 
 
 def accept_choices(value: Any) -> None:
     """Turns names and tables in the fields of a dataclass into what they name; for `__post_init__`."""
-    for name, (hint, _) in typed(type(value)).items():
+    cls: Any = type(value)
+    for name, (hint, _) in typed(cls).items():
         if any(kind_of(option) for option in _options(hint)):
             object.__setattr__(value, name, _value(hint, getattr(value, name), name))
 
 
 def check_types(value: Any) -> None:
     """Refuses a dataclass whose fields hold values of a wrong type, as Python lets its user build."""
-    for name, (hint, default) in typed(type(value)).items():
+    cls: Any = type(value)
+    for name, (hint, default) in typed(cls).items():
         held = getattr(value, name)
         if held is not default:
             _value(hint, held, name)
@@ -86,12 +89,18 @@ def check_types(value: Any) -> None:
 
 @functools.cache
 def typed(cls: Any) -> dict[str, tuple[Any, Any]]:
-    """Name → (type, default) of a dataclass's settings; none if a type is imported for type checkers only."""
-    try:
+    """Name → (type, default) of a class's settings; any type if one is imported for type checkers only."""
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(NameError):
         hints = typing.get_type_hints(cls)
-    except NameError:
-        return {}
-    return {f.name: (hints[f.name], f.default) for f in settings(cls) if f.compare}
+    return {
+        f.name: (
+            hints.get(f.name, Any),
+            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
+        )
+        for f in settings(cls)
+        if f.compare
+    }
 
 
 def make(cls: type, table: Mapping[str, Any], where: str = "") -> Any:
@@ -99,19 +108,18 @@ def make(cls: type, table: Mapping[str, Any], where: str = "") -> Any:
 
     `where` is the table's name in the spec, which error messages put in front of keys.
     """
-    fields, prefix = {f.name: f for f in settings(cls)}, f"{where}." if where else ""
+    fields, prefix, values = typed(cls), f"{where}." if where else "", {}
     for key in table:
         if key not in fields:
             raise unknown(cls, key, f"`[{where or 'spec'}]` has no key")
-    if missing := _missing(cls, table):
-        raise SpecError(f"`{prefix}{missing[0]}` is missing; it has no default")
-    hints = typing.get_type_hints(cls) if fields else {}
-    values = {}
+    for key in missing(cls):
+        if key not in table:
+            raise SpecError(f"`{prefix}{key}` is missing; it has no default")
     for key, value in table.items():
-        default = fields[key].default
+        hint, default = fields[key]
         if isinstance(value, Mapping) and "name" not in value and is_registered(default):
             value = describe(default) | value  # {mu = 0.5} of a proximal
-        values[key] = _value(hints[key], value, prefix + key)
+        values[key] = _value(hint, value, prefix + key)
     try:
         return cls(**values)
     except SpecError as error:  # the class names its argument; a spec's reader looks for the key
@@ -120,11 +128,9 @@ def make(cls: type, table: Mapping[str, Any], where: str = "") -> Any:
         raise SpecError(f"`{prefix}{str(error)[1:]}" if inside else str(error)) from None
 
 
-def _missing(cls: type, given: Iterable[str]) -> list[str]:
-    """The fields without a default that are not given."""
-    none = dataclasses.MISSING
-    fields = [f.name for f in settings(cls) if f.default is none and f.default_factory is none]
-    return [name for name in fields if name not in given]
+def missing(cls: type) -> list[str]:
+    """The settings of a class that have no default."""
+    return [name for name, (_, default) in typed(cls).items() if default is dataclasses.MISSING]
 
 
 def describe(value: Any, changed: bool = False) -> Any:
@@ -137,12 +143,11 @@ def describe(value: Any, changed: bool = False) -> Any:
         return given
     if dataclasses.is_dataclass(value):
         table = {"name": name_of(value)} if is_registered(value) else {}
-        for field in settings(type(value)):
-            inner, default = getattr(value, field.name), field.default
-            if field.default_factory is not dataclasses.MISSING:
-                default = field.default_factory()
+        cls: Any = type(value)
+        for name, (_, default) in typed(cls).items():
+            inner = getattr(value, name)
             if inner != default if changed else inner is not None:
-                table[field.name] = describe(inner, changed and dataclasses.is_dataclass(inner))
+                table[name] = describe(inner, changed and dataclasses.is_dataclass(inner))
         if changed and isinstance(value, Task):
             table |= value.fingerprint()
             table = {name: inner for name, inner in table.items() if inner is not None}

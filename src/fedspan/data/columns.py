@@ -6,6 +6,7 @@ cell, "NA", "nan" or "null" among numbers becomes NaN. All other columns are tex
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import gzip
@@ -29,20 +30,11 @@ from fedspan.core.extras import needs
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
-UNREADABLE = (  # what the readers raise on damaged files and on types that they do not know
-    *(
-        ValueError,
-        TypeError,
-        KeyError,
-        OSError,
-        EOFError,
-        RuntimeError,
-        OverflowError,
-        MemoryError,
-        SyntaxError,
-    ),
-    *(csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError),
-)
+# what the readers raise on damaged files and on types that they do not know
+UNREADABLE = (
+    ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, OverflowError, MemoryError, SyntaxError,
+    csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError,
+)  # fmt: skip
 MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
 MISSING = ("", "na", "n/a", "nan", "null", "none")
 
@@ -63,14 +55,11 @@ def read(path: Path) -> Columns:
     try:
         columns = READERS[suffix](path)
     except UNREADABLE as error:
-        why = one_line(str(error) or type(error).__name__)
-        text = isinstance(error, UnicodeDecodeError) and suffix not in (
-            ".npz",
-            ".safetensors",
-            ".parquet",
-        )
-        remedy = "write the file again as UTF-8" if text else "write the file again"
-        raise DataError(f"`task.data`: {str(path)!r} cannot be read: {why}; {remedy}") from None
+        coded = isinstance(error, UnicodeDecodeError) and READERS[suffix] in (_csv, _tsv, _jsonl)
+        raise DataError(
+            f"`task.data`: {str(path)!r} cannot be read: {one_line(str(error) or type(error).__name__)}; "
+            f"write the file again{' as UTF-8' if coded else ''}"
+        ) from None
     if not columns:
         raise DataError(f"`task.data`: {str(path)!r} is empty")
     return columns
@@ -127,28 +116,32 @@ def _safetensors(path: Path) -> Columns:
 
 
 def _csv(path: Path, delimiter: str = ",") -> Columns:
+    rows: list[list[str]] = []
     with _text(path) as file:
         lines = csv.reader(file, delimiter=delimiter)
         names = [name.strip() for name in next(lines, [])]
-        other = next((mark for mark in ",;\t|" if len(names) == 1 and mark in names[0]), None)
-        if other is not None:
-            raise DataError(
-                f"`task.data`: {str(path)!r} separates columns by {other!r}; write it again with {delimiter!r}"
-            )
+        for other in ",;\t|":
+            if len(names) == 1 and other in names[0]:
+                raise DataError(
+                    f"`task.data`: {str(path)!r} separates columns by {other!r}; write it again with {delimiter!r}"
+                )
         if len(set(names)) < len(names):
             raise DataError(f"`task.data`: {str(path)!r} has two columns of one name")
-        rows = []
-        for row in lines:
-            if row and len(row) != len(names):
+        for row in filter(None, lines):
+            if len(row) != len(names):
                 raise DataError(
                     f"`task.data`: {str(path)!r} has {len(row)} cells in line {lines.line_num}, "
                     f"but {len(names)} columns"
                 )
-            if row:
-                rows.append(row)
+            rows.append(row)
     if names and not rows:
         raise DataError(f"`task.data`: {str(path)!r} has no rows")
-    return {name: typed([row[number].strip() for row in rows]) for number, name in enumerate(names)}
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    return {name: typed([cell.strip() for cell in cells]) for name, cells in columns}
+
+
+def _tsv(path: Path) -> Columns:
+    return _csv(path, "\t")
 
 
 def is_plain(cell: str) -> bool:
@@ -159,12 +152,12 @@ def is_plain(cell: str) -> bool:
 def typed(cells: Sequence[str]) -> Array:
     """Cells of text as whole numbers, else as numbers, else as text."""
     text = np.array(cells)
-    missing = np.isin(np.char.lower(text), MISSING)
-    for kind in (np.int64, np.float64) if is_plain("".join(cells)) else ():
-        try:
-            return (text if kind is np.int64 else np.where(missing, "nan", text)).astype(kind)
-        except ValueError:
-            continue
+    if is_plain("".join(cells)):
+        with contextlib.suppress(ValueError):
+            return text.astype(np.int64)
+        with contextlib.suppress(ValueError):
+            missing = np.isin(np.char.lower(text), MISSING)
+            return np.where(missing, "nan", text).astype(np.float64)
     return text
 
 
@@ -216,7 +209,7 @@ READERS: dict[str, Callable[[Path], Columns]] = {
     ".safetensors": _safetensors,
     ".csv": _csv,
     ".csv.gz": _csv,
-    ".tsv": functools.partial(_csv, delimiter="\t"),
+    ".tsv": _tsv,
     ".jsonl": _jsonl,
     ".jsonl.gz": _jsonl,
     ".parquet": _parquet,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.errors import DataError, SpecError, one_line, shown
+from fedspan.core.errors import SpecError, one_line, one_of, shown
 from fedspan.core.extras import needs
 from fedspan.data import sets, store
 from fedspan.data.columns import UNREADABLE
@@ -61,8 +61,7 @@ def check(names: Iterable[str]) -> None:
 
 def load(name: str) -> Splits:
     """The training and the test examples of a data set of images by its name."""
-    if name not in IMAGES:
-        raise DataError(f"unknown data set {name!r}; known are {', '.join(IMAGES)}")
+    one_of("data set", name, IMAGES)
     return IMAGES[name]()
 
 
@@ -141,22 +140,14 @@ def tcga_brca() -> Splits:
     """
     (path,) = sets.paths("tcga_brca").values()
     found = _read("tcga_brca", path)
-    kinds = {
-        "x": ("f", 2),
-        "time": ("f", 1),
-        "event": ("f", 1),
-        "train": ("b", 1),
-        "center": ("i", 1),
-    }
-    for key, kind in kinds.items():
-        array = found.get(key, np.empty(()))
-        if (array.dtype.kind, array.ndim) != kind or len(array) != len(found["x"]):
-            raise sets.find("tcga_brca").damaged(f"it has no patients with {', '.join(kinds)}")
-    targets = np.stack([found["time"], found["event"]], 1).astype(np.float32)
-    train, test = (
-        Split(found["x"][part], targets[part], found["center"][part])
-        for part in (found["train"], ~found["train"])
-    )
+    try:
+        y = np.stack([found["time"], found["event"]], 1).astype(np.float32)
+        train, test = (
+            Split(found["x"][part], y[part], found["center"][part])
+            for part in (found["train"], ~found["train"])
+        )
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise sets.find("tcga_brca").damaged(one_line(error)) from None
     return train, test
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, Terminated
+from fedspan.core.extras import versions
 from fedspan.core.files import (
     csv_text,
     lock_dir,
@@ -37,7 +38,6 @@ from fedspan.core.layout import all_finite
 from fedspan.core.metric import column_of
 from fedspan.core.signals import sigterm_again
 from fedspan.core.spec import Spec, Table, flat
-from fedspan.core.versions import versions
 from fedspan.core.wire import check_weights
 from fedspan.engine import history, provenance
 from fedspan.engine.audit import line_of_rounds

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedspan.core.errors import SpecError, one_of, path_of
-from fedspan.core.extras import needs
+from fedspan.core.extras import needs, versions
 from fedspan.core.files import make_dir, write_atomic
-from fedspan.core.versions import versions
 from fedspan.engine.history import higher_is_better, main_metric, sign_of
 from fedspan.study import results as data
 from fedspan.study import tables

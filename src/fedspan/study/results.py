@@ -21,9 +21,9 @@ import tomli_w
 
 from fedspan.core.digest import digest
 from fedspan.core.errors import CheckpointError
+from fedspan.core.extras import versions
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.spec import read_toml
-from fedspan.core.versions import versions
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Series, Table, Tail
 from fedspan.study.jobs import seconds

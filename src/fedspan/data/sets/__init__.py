@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedspan.core.digest import digest_of_file
 from fedspan.core.errors import DataError, one_line, one_of
 from fedspan.core.files import remove
 from fedspan.data import store
 from fedspan.data.columns import UNREADABLE
-from fedspan.data.download import File, Seen, by_hand, check, download
+from fedspan.data.download import File, Seen, by_hand, download
 from fedspan.data.store import Contents
 
 SHIPPED = Path(__file__).parents[1] / "shipped"  # files that come with fedspan
@@ -69,7 +70,7 @@ class DataSet:
 
     def official(self) -> dict[str, Path]:
         """Where official files are, in the data directory or of a package of the system; without missing ones."""
-        found = {}
+        found: dict[str, Path] = {}
         for file in self.files:
             names = (file.name, file.also) if file.also else (file.name,)
             for path in [folder / name for name in names for folder in (store.folder(), SYSTEM)]:
@@ -195,7 +196,12 @@ def get(
         try:
             if not found.digest:  # repacked files are fine if what is made of them is
                 for file in files:
-                    check(file, (had | new)[file.name])
+                    path = (had | new)[file.name]
+                    known = file.also_sha256 if path.name == file.also else file.sha256
+                    if known and (digest := digest_of_file(path, "sha256")) != known:
+                        raise DataError(
+                            f"{str(path)!r} is not the official file: its SHA-256 is {digest[:16]}…, not {known[:16]}…"
+                        )
             made = found.convert(had | new, splits)
             if found.digest and (digest := store.digest(made)) != found.digest:
                 raise DataError(

@@ -8,6 +8,7 @@ tokenizer's file has a score and the text of each token, merged tokens in the or
 from __future__ import annotations
 
 import json
+import math
 import struct
 from typing import Any
 
@@ -60,29 +61,25 @@ def _weights(raw: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
 
     def take(*shape: int) -> Floats:
         nonlocal at
-        at += int(np.prod(shape))
-        return numbers[at - int(np.prod(shape)) : at].reshape(shape)
-
-    def halves(rows: Floats, count: int) -> Floats:
-        return np.ascontiguousarray(
-            rows.reshape(count, size // 2, 2, dim).swapaxes(1, 2).reshape(-1, dim)
-        )
+        start, at = at, at + math.prod(shape)
+        return numbers[start:at].reshape(shape)
 
     weights = {"model.embed_tokens.weight": take(vocab, dim)}
-    kinds: dict[str, Any] = {
-        "input_layernorm": take(layers, dim),
-        "self_attn.q_proj": [halves(one, heads) for one in take(layers, dim, dim)],
-        "self_attn.k_proj": [halves(one, kv_heads) for one in take(layers, kv_heads * size, dim)],
-        "self_attn.v_proj": take(layers, kv_heads * size, dim),
-        "self_attn.o_proj": take(layers, dim, dim),
-        "post_attention_layernorm": take(layers, dim),
-        "mlp.gate_proj": take(layers, hidden, dim),
-        "mlp.down_proj": take(layers, dim, hidden),
-        "mlp.up_proj": take(layers, hidden, dim),
-    }
-    for kind, values in kinds.items():
-        for layer in range(layers):
-            weights[f"model.layers.{layer}.{kind}.weight"] = np.ascontiguousarray(values[layer])
+    for name, shape in {
+        "input_layernorm": (dim,),
+        "self_attn.q_proj": (dim, dim),
+        "self_attn.k_proj": (kv_heads * size, dim),
+        "self_attn.v_proj": (kv_heads * size, dim),
+        "self_attn.o_proj": (dim, dim),
+        "post_attention_layernorm": (dim,),
+        "mlp.gate_proj": (hidden, dim),
+        "mlp.down_proj": (dim, hidden),
+        "mlp.up_proj": (hidden, dim),
+    }.items():
+        for layer, rows in enumerate(take(layers, *shape)):
+            if name in ("self_attn.q_proj", "self_attn.k_proj"):  # neighbors to halves
+                rows = rows.reshape(-1, size // 2, 2, dim).swapaxes(1, 2).reshape(-1, dim)
+            weights[f"model.layers.{layer}.{name}.weight"] = np.ascontiguousarray(rows)
     weights["model.norm.weight"] = take(dim)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab, "hidden_size": dim,
