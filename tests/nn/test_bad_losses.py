@@ -300,8 +300,8 @@ GOOD = "import torch\nfrom torch import nn\ndef model(): return nn.Linear(4, 2)\
             "def model(): return None\ndef data(client): pass\n",
             r"model\(\) must return a torch.nn.Module, got NoneType",
         ),
-        ("def model(:\n", "cannot be imported: SyntaxError"),
-        ("import sys\nsys.exit(1)\n", "calls sys.exit"),
+        ("def model(:\n", "fails in line 1 of nets.py: SyntaxError"),
+        ("import sys\nsys.exit(1)\n", "it ends Python"),
         (GOOD + "def data(): pass\n", r"data\(\) must take one argument"),
         (
             GOOD + "def data(client):\n  return 1 / 0\n",
