@@ -204,7 +204,7 @@ def test_a_softmax_before_cross_entropy():
             r"got \(a tensor \(2, 4\), a tensor \(12,\)\)",
         ),
         (lambda batch, draw: 1 / 0, "fails: ZeroDivisionError"),
-        (lambda batch: batch, "must be a function of .batch, generator."),
+        (lambda batch: batch, "a function of .batch, generator., fails"),
         ("flip", "is for images"),
         ("crop", "is for images"),
         ("turn", "`augment` must be one of"),

@@ -226,12 +226,10 @@ class TorchObjective(Objective):
         source, first = problem.client_data[self.client], rnd.t * rnd.local_steps
         drawn = batches(source, problem.batch_size, functools.partial(self._key, "examples"), first)
         for number, (data, index) in enumerate(drawn):
-            if isinstance(data, Tensors):
+            draws = not isinstance(data, Tensors)  # a Dataset may, such as random crops
+            with drawing(self._key("load", number), CPU) if draws else contextlib.nullcontext():
                 batch = data.take(index)
-            else:  # a Dataset may draw too, such as random crops
-                with drawing(self._key("load", number), CPU):
-                    batch = data.take(index)
-            yield self.augmented(placed(batch, problem.device), number)
+            yield self.augmented(batch, number)
 
     def _draw_examples(self) -> Iterator[list[Loss]]:
         """Batches of single examples, each in a batch by a coin of the client's own."""
@@ -241,17 +239,16 @@ class TorchObjective(Objective):
                 "`privacy` of examples draws them itself; give tensors, not a Dataset or a DataLoader"
             )
         for step in itertools.count():
-            coins = uniform(new_key(), "examples", 0, len(source))
-            found = []
+            coins, found = uniform(new_key(), "examples", 0, len(source)), []
             for place in (coins * len(source) < problem.batch_size).nonzero()[0].tolist():
                 # each example has its own augmentation and dropout
-                number = step * len(source) + place
-                batch = placed(source.take(torch.tensor([place])), problem.device)
+                number, batch = step * len(source) + place, source.take(torch.tensor([place]))
                 found.append(self._loss(self.augmented(batch, number), number))
             yield found
 
     def augmented(self, batch: Batch, number: int) -> Batch:
         """The batch of a step as it is trained on."""
+        batch = placed(batch, self.problem.device)
         if self.problem.augment is None:
             return batch
         generator = torch.Generator().manual_seed(self._key("augment", number) >> 1)
@@ -266,8 +263,7 @@ class Cohort(Objective):
 
     def __init__(self, problem: TorchProblem, rnd: Round) -> None:
         self.problem, self.rnd, self.formulas = problem, rnd, problem.formulas
-        self.clients: list[int] = rnd.ids[0].tolist()
-        self.batches = _draw_all(problem, rnd, self.clients)
+        self.batches = _draw_all(problem, rnd)
         problem.model.train()
 
     def grad(self, y: Vector) -> Vector:
@@ -276,7 +272,9 @@ class Cohort(Objective):
 
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) of every client over all its examples, one after the other."""
-        alone = [TorchObjective(self.problem, self.rnd, client) for client in self.clients]
+        alone = [
+            TorchObjective(self.problem, self.rnd, client) for client in self.rnd.ids[0].tolist()
+        ]
         return torch.cat([one.full_grad(x) for one in alone], 1)
 
     def direction(self, plus: Plus = None) -> Direction:
@@ -288,15 +286,14 @@ class Cohort(Objective):
         return CohortDirection(self, plus, x, P)
 
 
-def _draw_all(
-    problem: TorchProblem, rnd: Round, clients: list[int]
-) -> Iterator[tuple[Parts, slice]]:
+def _draw_all(problem: TorchProblem, rnd: Round) -> Iterator[tuple[Parts, slice]]:
     """Mini-batches of every client without end: examples that were gathered for K steps, and which of them to take.
 
     It does not know the `Cohort` that holds it: in a cycle, what was gathered would wait for the garbage collector.
     """
+    clients, steps = rnd.ids[0].tolist(), rnd.local_steps
     every = [problem.client_data[client].parts for client in clients]
-    lengths, steps = [len(parts[0]) for parts in every], rnd.local_steps
+    lengths = [len(parts[0]) for parts in every]
     batch = min(problem.batch_size, lengths[0])
     keys = seeds.children(seeds.keys(rnd.seeds[:1], "examples", rnd.t), rnd.ids[0])
     alone = [TorchObjective(problem, rnd, i) for i in clients if problem.augment is not None]
@@ -344,7 +341,7 @@ class CohortDirection(SteppingDirection):
         self.problem, self.batches, self.clients = (
             cohort.problem,
             cohort.batches,
-            len(cohort.clients),
+            cohort.rnd.ids.size,
         )
         self.training, self.plus, self.x, self.P = cohort.problem.training, plus, x, P
         decays = P is not None and x is not None and self.training.weight_decay
@@ -386,7 +383,7 @@ class CohortDirection(SteppingDirection):
 
     def _by_vmap(self, y: Vector, batch: Parts) -> Vector:
         """∇f_i, or P ∇f_i."""
-        problem, blocks = self.problem, self.problem.layout.blocks
+        problem = self.problem
 
         def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
             def model(*args: Any, **kwargs: Any) -> Any:
@@ -397,10 +394,8 @@ class CohortDirection(SteppingDirection):
         if self.P is not None and self.x is not None:
             y = self.x + self.P.T @ y
         with torch.inference_mode(False), torch.no_grad():
-            own = y.expand(1, self.clients, -1)[0].clone()
-            parts = zip(blocks, own.split([block.size for block in blocks], 1), strict=True)
-            weights = {block.name: part.view(-1, *block.shape) for block, part in parts}
+            own = problem.layout.split(y.expand(1, self.clients, -1).clone())
+            weights = {name: part[0] for name, part in own.items()}
             found = vmap(grad(loss))(weights, *(part.clone() for part in batch))
-            flat = [found[block.name].reshape(self.clients, -1) for block in blocks]
-            g = torch.cat(flat, 1).unsqueeze(0)
+            g = problem.layout.join({name: part.unsqueeze(0) for name, part in found.items()})
         return g if self.P is None else self.P @ g

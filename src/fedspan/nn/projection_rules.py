@@ -9,7 +9,6 @@ then P applied. Biases, norms, small tensors and an output head with a weight of
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from fedspan.core.digest import digest
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.nn.layers import is_transposed
@@ -153,20 +153,15 @@ def layout_of(
 
 def frozen_digest(model: nn.Module) -> str:
     """A hash of the names, types, shapes and a sample of the numbers of frozen tensors; empty: there are none."""
-    frozen = [
-        (name, p.detach().reshape(-1))
-        for name, p in model.named_parameters()
-        if not p.requires_grad
-    ]
-    found = hashlib.blake2b(digest_size=8)
-    for name, flat in frozen:
-        found.update(f"{name} {flat.dtype} {flat.numel()} ".encode())
-        if flat.is_meta:  # an outline has no numbers
+    found = list[str | bytes]()
+    for name, p in model.named_parameters():
+        if p.requires_grad:
             continue
-        found.update(
-            flat[:: max(1, flat.numel() // SAMPLE)].to("cpu", torch.float64).numpy().tobytes()
-        )
-    return found.hexdigest() if frozen else ""
+        found.append(f"{name} {p.dtype} {p.numel()} ")
+        if not p.is_meta:  # an outline has no numbers
+            sample = p.detach().reshape(-1)[:: max(1, p.numel() // SAMPLE)]
+            found.append(sample.to("cpu", torch.float64).numpy().tobytes())
+    return digest(*found) if found else ""
 
 
 def state_dtype(weights: torch.dtype) -> torch.dtype:

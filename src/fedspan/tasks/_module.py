@@ -303,8 +303,8 @@ class ModuleTask(Task):
             sizes = made.sizes()
             clients = Clients(count, lambda some: [each(i)[0] for i in some], lambda: sizes)
         else:
-            at_once = ids and isinstance(given, Clients)
-            data = given.read(ids) if at_once else [given[i] for i in ids]
+            at_once = given.read if isinstance(given, Clients) else None
+            data = [given[i] for i in ids] if at_once is None or not ids else at_once(ids)
             found = {i: read(i, one) for i, one in zip(ids, data, strict=True)}
             each = found.__getitem__
             clients = [one for one, _, _ in found.values()]
