@@ -32,7 +32,6 @@ from fedspan.core.objective import (
     InPlaceDirection,
     Objective,
     Plus,
-    SteppingDirection,
     term,
 )
 from fedspan.core.privacy import Privacy
@@ -47,7 +46,7 @@ from fedspan.nn.batches import (
     drawing,
     placed,
 )
-from fedspan.nn.chain import ChainRun
+from fedspan.nn.chain import ChainDirection, Parts
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
 from fedspan.replies.noise import new_key, normal, rounded, uniform
 
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
 
 PLAIN = Training()
 BATCH_OF_ONE = "Expected more than 1 value per channel"  # how torch's norms refuse it
-Parts = tuple[Tensor, ...]  # (clients, examples, …) each
 
 
 def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None) -> Vector:
@@ -279,11 +277,44 @@ class Cohort(Objective):
 
     def direction(self, plus: Plus = None) -> Direction:
         """y ↦ ∇f_i(y) + plus, or + plus(y)."""
-        return CohortDirection(self, plus)
+        return self._along(plus)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz) + plus; clipped is what a step uses, P ∇f."""
-        return CohortDirection(self, plus, x, P)
+        return self._along(plus, x, P)
+
+    def _along(self, plus: Plus, x: Vector | None = None, P: LinearMap | None = None) -> Direction:
+        problem, batches, clients = self.problem, self.batches, self.rnd.ids.size
+        training, layout = problem.training, problem.layout
+        base = P @ x if P is not None and x is not None and training.weight_decay else None
+
+        def finished(g: Vector, y: Vector) -> Vector:
+            finish_(g, training, y, base)
+            return g if plus is None else g.add_(term(plus, y))
+
+        if self.formulas is not None:
+            bare = training.clip is None and not training.weight_decay
+            return ChainDirection(
+                self.formulas, layout, clients, x, P, batches, plus, finished, bare
+            )
+
+        def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
+            def model(*args: Any, **kwargs: Any) -> Any:
+                return functional_call(problem.model, weights, args, kwargs)
+
+            return problem.loss(model, batch)  # type: ignore[arg-type]
+
+        def by_vmap(y: Vector) -> Vector:
+            parts, place = next(batches)
+            at = y if P is None or x is None else x + P.T @ y
+            with torch.inference_mode(False), torch.no_grad():
+                own = layout.split(at.expand(1, clients, -1).clone())
+                weights = {name: part[0] for name, part in own.items()}
+                found = vmap(grad(loss))(weights, *(part[:, place].clone() for part in parts))
+                g = layout.join({name: part.unsqueeze(0) for name, part in found.items()})
+            return finished(g if P is None else P @ g, y)
+
+        return by_vmap
 
 
 def _draw_all(problem: TorchProblem, rnd: Round) -> Iterator[tuple[Parts, slice]]:
@@ -330,72 +361,3 @@ def _shuffled(of: seeds.Keys, n: int, start: int, count: int) -> Tensor:
     passes = range(start // n, -(-(start + count) // n))
     drawn = [seeds.permute(seeds.children(of, np.array(number)), n) for number in passes]
     return torch.from_numpy(np.concatenate(drawn, -1))[:, start % n :][:, :count]
-
-
-class CohortDirection(SteppingDirection):
-    """y ↦ ∇f_i(y) + plus of every client; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus."""
-
-    def __init__(
-        self, cohort: Cohort, plus: Plus, x: Vector | None = None, P: LinearMap | None = None
-    ) -> None:
-        self.problem, self.batches, self.clients = (
-            cohort.problem,
-            cohort.batches,
-            cohort.rnd.ids.size,
-        )
-        self.training, self.plus, self.x, self.P = cohort.problem.training, plus, x, P
-        decays = P is not None and x is not None and self.training.weight_decay
-        self.base = P @ x if decays else None  # type: ignore[operator]
-        self.run: ChainRun | None = None
-        if cohort.formulas is not None:
-            self.run = ChainRun(cohort.formulas, cohort.problem.layout, self.clients, x, P)
-
-    @property
-    def takes_steps(self) -> bool:
-        """Whether plain steps can be taken together with the gradients."""
-        bare = self.training.clip is None and not self.training.weight_decay
-        return self.run is not None and bare and not callable(self.plus)
-
-    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
-        """The end point of plain steps."""
-        run = self.run
-        assert run is not None
-        at = [part.expand(self.clients, *part.shape[1:]).clone() for part in run.split(start)]
-        run.bind(at, None, lr)
-        plus = run.split(self.plus) if isinstance(self.plus, Tensor) else []
-        for _ in range(steps):
-            run(*next(self.batches))
-            for block, more in zip(at, plus, strict=False):
-                block.sub_(more, alpha=lr)
-        run.release()
-        return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
-
-    def __call__(self, y: Vector) -> Vector:
-        parts, place = next(self.batches)
-        if self.run is None:
-            g = self._by_vmap(y, tuple(part[:, place] for part in parts))
-        else:
-            g = y.new_empty(1, self.clients, y.shape[-1])
-            self.run.bind(self.run.split(y.expand_as(g)), self.run.split(g))
-            self.run(parts, place)
-        finish_(g, self.training, y, self.base)
-        return g if self.plus is None else g.add_(term(self.plus, y))
-
-    def _by_vmap(self, y: Vector, batch: Parts) -> Vector:
-        """∇f_i, or P ∇f_i."""
-        problem = self.problem
-
-        def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
-            def model(*args: Any, **kwargs: Any) -> Any:
-                return functional_call(problem.model, weights, args, kwargs)
-
-            return problem.loss(model, batch)  # type: ignore[arg-type]
-
-        if self.P is not None and self.x is not None:
-            y = self.x + self.P.T @ y
-        with torch.inference_mode(False), torch.no_grad():
-            own = problem.layout.split(y.expand(1, self.clients, -1).clone())
-            weights = {name: part[0] for name, part in own.items()}
-            found = vmap(grad(loss))(weights, *(part.clone() for part in batch))
-            g = problem.layout.join({name: part.unsqueeze(0) for name, part in found.items()})
-        return g if self.P is None else self.P @ g

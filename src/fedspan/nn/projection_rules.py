@@ -47,7 +47,7 @@ def projection_rules(
     model: nn.Module,
     project_modules: Sequence[str] = (),
     full_modules: Sequence[str] = (),
-    frozen_modules: Sequence[str] = (),
+    frozen_modules: Sequence[str] | None = None,
     min_numel: int = MIN_NUMEL,
 ) -> list[ProjectionRule]:
     """One rule for each tensor that is trained, in the order of `named_parameters`.
@@ -59,7 +59,7 @@ def projection_rules(
         model: The module. Tensors that match `frozen_modules` no longer require a gradient afterwards.
         project_modules: Projected although they are small or the output head.
         full_modules: Trained and sent in full.
-        frozen_modules: Neither trained nor sent.
+        frozen_modules: Neither trained nor sent; None: none.
         min_numel: Tensors with fewer numbers are sent in full.
 
     Raises:
@@ -77,9 +77,9 @@ def projection_rules(
             f"the model's {lazy[0]!r} has no shape yet; apply the model to a batch once before the run"
         )
     names = {name: all_names[id(p)] for name, p in model.named_parameters()}
-    _must_match(frozen_modules, names, "frozen_modules", "tensor")
+    _must_match(frozen_modules or (), names, "frozen_modules", "tensor")
     for name, parameter in model.named_parameters():
-        if _matches(names[name], frozen_modules):
+        if _matches(names[name], frozen_modules or ()):
             parameter.requires_grad_(False)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
@@ -102,14 +102,15 @@ def projection_rules(
         sides = {0 if is_transposed(model.get_submodule(layer)) else 1 for layer in own}
         plain = len(sides) == 1 and len(own) == count
         axis = sides.pop() if plain else 1
+        chosen = _matches(names[name], project_modules)
         how: How = "full"
         if _matches(names[name], full_modules):
             why = "named in `full_modules`"
         elif p.dim() < 2 or p.shape[axis] < 2:
             why = "no input side to project"
-        elif id(p) == head and count == 1 and not _matches(names[name], project_modules):
+        elif id(p) == head and count == 1 and not chosen:
             why = "output head"
-        elif p.numel() < min_numel and not _matches(names[name], project_modules):
+        elif p.numel() < min_numel and not chosen:
             why = f"fewer than {min_numel} numbers"
         else:
             how = "fused" if plain else "projected"
