@@ -49,6 +49,7 @@ class Evaluator:
     def __post_init__(self) -> None:
         chosen(self.metrics)  # refuses what there is not, before anything is trained
 
+    @torch.inference_mode()
     def __call__(self, model: nn.Module) -> Mapping[str, float]:
         total, count, metrics = 0.0, 0, chosen(self.metrics or self.usual or ())
         for number, part in enumerate(self.parts or torch.arange(len(self.data)).split(AT_ONCE)):

@@ -119,8 +119,9 @@ class TorchProblem(Problem):
     @property
     def local_data(self) -> Sequence[Any]:
         """The examples of the clients that are on this machine."""
-        everyone = len(self.here) == self.clients
-        return self.client_data if everyone else [self.client_data[i] for i in self.here]
+        if len(self.here) == self.clients:
+            return self.client_data
+        return [self.client_data[i] for i in self.here]
 
     def examples(self, client: int) -> int:
         """The number of training examples of a client."""
@@ -194,8 +195,7 @@ class TorchProblem(Problem):
         found = dict[str, float]()
         for part, test in self.tests.items():
             prefix = "validation_" if part == "validation set" else ""
-            with torch.inference_mode():
-                found |= {prefix + name: value for name, value in test(self.model).items()}
+            found |= {prefix + name: value for name, value in test(self.model).items()}
         if not self.tests and self.here and not self.on_client:
             found["training_loss"] = float(self.training_loss(x, buffers)[0])
         if not all_finite(x):
@@ -214,14 +214,11 @@ class TorchProblem(Problem):
         elif weights is not None:
             self.trained(weights)
         rows: list[dict[str, Any]] = []
-        if self.client_tests is None:
-            return rows
-        with torch.inference_mode():
-            for client in self.here:
-                part, test = self.client_tests(client)
-                name = str(client) if self.names is None else self.names[client]
-                about = {"client": name, "data": part, "examples": len(test.data)}
-                rows.append({**about, **test(self.model)})
+        for client in self.here if self.client_tests is not None else ():
+            part, test = self.client_tests(client)  # type: ignore[misc]
+            name = str(client) if self.names is None else self.names[client]
+            about = {"client": name, "data": part, "examples": len(test.data)}
+            rows.append({**about, **test(self.model)})
         return rows
 
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
@@ -242,6 +239,7 @@ class TorchProblem(Problem):
         self.model.load_state_dict(weights)
         return self.model.eval()
 
+    @torch.inference_mode()
     def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64]:
         """Mean loss in evaluation mode on a fixed sample: up to 10 clients, up to 64 examples per client."""
 
@@ -252,14 +250,13 @@ class TorchProblem(Problem):
 
         self._load(x, buffers)
         clients, losses = sample(SAMPLED_CLIENTS, self.clients, 0), []
-        with torch.inference_mode():
-            for client in clients:
-                data, total = self.client_data[client], 0.0
-                index = torch.tensor(sample(SAMPLED_EXAMPLES, len(data), 1 + client))
-                for part in index.split(batch_size_of(data, self.batch_size)):
-                    batch = placed(data.take(part), self.device)
-                    total += len(part) * float(self.loss(self.model, batch))
-                losses.append(total / len(index))
+        for client in clients:
+            data, total = self.client_data[client], 0.0
+            index = torch.tensor(sample(SAMPLED_EXAMPLES, len(data), 1 + client))
+            for part in index.split(batch_size_of(data, self.batch_size)):
+                batch = placed(data.take(part), self.device)
+                total += len(part) * float(self.loss(self.model, batch))
+            losses.append(total / len(index))
         weights = None if self.weights is None else self.weights[clients]
         return np.array([np.average(losses, weights=weights)])
 
