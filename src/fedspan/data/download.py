@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedspan.core.digest import digest_of_file
+from fedspan.core.digest import sha256
 from fedspan.core.errors import DataError, one_line
 from fedspan.core.files import disk_errors, make_dir, remove, replace, write_at
 
@@ -66,7 +66,7 @@ def download(file: File, folder: Path, seen: Seen = lambda *_: None) -> None:
             resumed = part.exists()
             try:
                 _fetch(url, part, file, seen)
-                found = digest_of_file(part, "sha256")
+                found = sha256(part)
             except FAILED as error:
                 reason = error.reason if type(error) is urllib.error.URLError else error
                 why = one_line(f"{url}: {reason}")

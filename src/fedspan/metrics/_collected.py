@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,7 +144,7 @@ class Ranks(Collected):
     """A metric of how scores order examples; clients send how many examples of each kind have a score in each bin."""
 
     needs = "examples of at least two classes"  # where it is not NaN
-    of: ClassVar[Callable[[Tensor, Tensor], Tensor]]
+    of: Callable[[Tensor, Tensor], Tensor]
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
         """Return the metric of what was kept."""
@@ -160,7 +160,7 @@ class Ranks(Collected):
         return torch.cat(found).double()
 
     @classmethod
-    def pooled(cls, total: Tensor) -> float:  # type: ignore[override]
+    def pooled(cls, total: Tensor) -> float:
         """Return the metric of the bins: the mean over the classes that occur and are not all."""
         found = []
         for both in total.reshape(-1, 2, BINS):

@@ -5,7 +5,7 @@ forward and backward passes are written by hand, products are batched over the c
 formulas are those of autograd; numbers agree to rounding. Convolutions and pooling take one client at a time, which
 keeps its activations in the cache, in channels-last order, in which pooling is several times as fast.
 
-The loss is a function of (model, batch) of the user's own. `loss_gradient` calls it with symbols instead of tensors: if
+The loss is a function of (model, batch) of the user's own. `known_loss` calls it with symbols instead of tensors: if
 all that it does is to apply the model to the inputs and `cross_entropy`, `mse_loss` or
 `binary_cross_entropy_with_logits` to the outputs and targets, its gradient is known. Anything else is left to autograd.
 """
@@ -23,11 +23,14 @@ from torch import Tensor, nn
 
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.linear_map import Factor, LinearMap
+from fedspan.core.objective import Plus, SteppingDirection
 from fedspan.nn.layers import channels
 from fedspan.nn.module import lift
 
 FEW_CHANNELS = 4  # up to which unfolding the first layer's input is faster than torch's convolution
 LOSSES = (F.cross_entropy, F.mse_loss, F.binary_cross_entropy_with_logits)
+KnownLoss = tuple[Callable[..., Tensor], int]  # one of LOSSES, and the class that does not count
+Parts = tuple[Tensor, ...]  # (clients, examples, …) each
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +79,7 @@ class Layer:
     def __init__(self, prefix: str | None = None) -> None:
         self.prefix = prefix  # of its parameters' names; None: it has none
 
-    def seen(self, h: Tensor) -> tuple[Tensor, ...]:
+    def seen(self, h: Tensor) -> Parts:
         """What depends on the input and not on the point, so that the first layer forms it once per round."""
         return (h,)
 
@@ -137,7 +140,7 @@ class Linear(Layer):
 
     dims = 1
 
-    def seen(self, h: Tensor) -> tuple[Tensor, ...]:
+    def seen(self, h: Tensor) -> Parts:
         if self.w.factor is None or self.w.start is None:
             return (h,)
         rows = h.reshape(1, -1, h.shape[-1])
@@ -184,7 +187,7 @@ class Conv(Layer):
         """Whether the convolution is one product with the windows of its input."""
         return self.first and self.few and self.w.factor is None
 
-    def seen(self, h: Tensor) -> tuple[Tensor, ...]:
+    def seen(self, h: Tensor) -> Parts:
         if self._unfolds:
             top, left = self.padding
             return (F.pad(h[0], (left, left, top, top)).unsqueeze(0),)
@@ -231,36 +234,33 @@ class Conv(Layer):
         )
 
 
-@dataclass(frozen=True)
-class LossGradient:
+def fits(loss: KnownLoss, targets: Tensor, width: int) -> bool:
+    """Whether the gradient of a loss is known for targets (examples, …) of outputs `width` wide."""
+    if loss[0] is F.cross_entropy:
+        return targets.dtype == torch.int64 and targets.dim() == 1
+    return targets.shape[1:] == (width,)
+
+
+def of_targets(loss: KnownLoss, targets: Tensor, batch: int, dtype: torch.dtype) -> Parts:
+    """What the gradients of a round's batches need of its targets (clients, examples, …)."""
+    function, ignored = loss
+    if function is not F.cross_entropy:
+        return (targets,)
+    counted = targets != ignored
+    sums = counted.unflatten(1, (-1, batch)).sum(-1).to(dtype)
+    share = counted / sums.repeat_interleave(batch, 1)
+    places = targets.where(counted, 0).unsqueeze(-1)
+    return places, share.nan_to_num_().unsqueeze(-1), torch.full(places.shape, -1, dtype=dtype)
+
+
+def by_outputs(loss: KnownLoss, outputs: Tensor, targets: Tensor, *more: Tensor) -> Tensor:
     """The gradient of a mean loss by the outputs, for a whole cohort."""
-
-    loss: Callable[..., Tensor]  # one of `LOSSES`
-    ignore_index: int = -100
-
-    def fits(self, targets: Tensor, width: int) -> bool:
-        """Whether the formula holds for targets (examples, …) of outputs `width` wide."""
-        if self.loss is F.cross_entropy:
-            return targets.dtype == torch.int64 and targets.dim() == 1
-        return targets.shape[1:] == (width,)
-
-    def ready(self, targets: Tensor, batch: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """What the gradients of a round's batches need of its targets."""
-        if self.loss is not F.cross_entropy:
-            return (targets,)
-        counted = targets != self.ignore_index
-        sums = counted.unflatten(1, (-1, batch)).sum(-1).to(dtype)
-        share = counted / sums.repeat_interleave(batch, 1)
-        places = targets.where(counted, 0).unsqueeze(-1)
-        return places, share.nan_to_num_().unsqueeze(-1), torch.full(places.shape, -1, dtype=dtype)
-
-    def __call__(self, outputs: Tensor, targets: Tensor, *more: Tensor) -> Tensor:
-        if self.loss is F.cross_entropy:  # (softmax − one-hot) / examples that count
-            share, less = more
-            return outputs.softmax(-1).scatter_add_(-1, targets, less).mul_(share)
-        if self.loss is F.mse_loss:
-            return (outputs - targets).mul_(2 / outputs[0].numel())
-        return outputs.sigmoid().sub_(targets).mul_(1 / outputs[0].numel())
+    if loss[0] is F.cross_entropy:  # (softmax − one-hot) / examples that count
+        share, less = more
+        return outputs.softmax(-1).scatter_add_(-1, targets, less).mul_(share)
+    if loss[0] is F.mse_loss:
+        return (outputs - targets).mul_(2 / outputs[0].numel())
+    return outputs.sigmoid().sub_(targets).mul_(1 / outputs[0].numel())
 
 
 class _Symbol:
@@ -277,8 +277,8 @@ class _Symbol:
         return function, bound.arguments
 
 
-def loss_gradient(loss: Callable[[Any, Any], Any]) -> LossGradient | None:
-    """The gradient of a loss that is known; None for any other."""
+def known_loss(loss: Callable[[Any, Any], Any]) -> KnownLoss | None:
+    """The loss as one whose gradient is known; None for any other."""
     inputs, outputs, targets = _Symbol(), _Symbol(), _Symbol()
 
     def model(x: Any) -> _Symbol:
@@ -296,58 +296,108 @@ def loss_gradient(loss: Callable[[Any, Any], Any]) -> LossGradient | None:
     alike = all(
         value is plain.get(name) or value == plain.get(name) for name, value in given.items()
     )
-    return LossGradient(function, ignored) if alike else None
+    return (function, ignored) if alike else None
 
 
-Chain = tuple[list[Layer], LossGradient]
+Chain = tuple[list[Layer], KnownLoss]
 """The layers of a network in order, and what its outputs are compared by."""
 
 
-class ChainRun:
-    """Gradients and steps of a cohort along one direction of a round, in full or inside x + range(Pᵀ)."""
+class ChainDirection(SteppingDirection):
+    """y ↦ ∇f_i(y) + plus of a cohort by the formulas of a chain; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus.
+
+    Args:
+        chain: The layers and the loss.
+        layout: The blocks of x.
+        clients: How many there are.
+        x: The server's model; None with P = None.
+        P: The subspace.
+        batches: Examples that were gathered for several steps, and which of them to take, without end.
+        plus: What is added to the gradient.
+        finished: Gives what a step uses, from a gradient and the point.
+        bare: Whether that is the gradient itself, but for `plus`.
+    """
+
+    takes_steps = False
 
     def __init__(
-        self, chain: Chain, layout: Layout, clients: int, x: Vector | None, P: LinearMap | None
+        self,
+        chain: Chain,
+        layout: Layout,
+        clients: int,
+        x: Vector | None,
+        P: LinearMap | None,
+        batches: Iterator[tuple[Parts, slice]],
+        plus: Plus,
+        finished: Callable[[Vector, Vector], Vector],
+        bare: bool,
     ) -> None:
         (self.layers, self.loss), blocks = chain, layout.blocks
+        self.clients, self.batches, self.plus, self.finished = clients, batches, plus, finished
+        self.takes_steps = bare and not callable(plus)
         self.before = sum(layer.first for layer in self.layers) - 1  # layers before one is trained
         size = 1 if any(layer.alone for layer in self.layers) else clients
         self.shares = [slice(i, i + size) for i in range(0, clients, size)]
-        self.names, full = [block.name for block in blocks], [block.size for block in blocks]
-        self.sizes: list[int] = full if P is None else list(P.sizes)
-        self.factors = (None,) * len(blocks) if P is None else P.factors
+        self.sizes = [block.size for block in blocks] if P is None else list(P.sizes)
+        factors = (None,) * len(blocks) if P is None else P.factors
+        starts: list[Tensor | None] = [None] * len(blocks)
+        if x is not None:
+            starts = [part[0, 0] for part in layout.split(x).values()]
+        names = [block.name for block in blocks]
+        self.blocks = list(zip(names, starts, factors, strict=True))
         self.shapes = [  # of the blocks of a point; a projected axis is the last
             b.shape if factor is None else (b.shape[0], *b.shape[2:], factor.rank)
-            for b, factor in zip(blocks, self.factors, strict=True)
+            for b, factor in zip(blocks, factors, strict=True)
         ]
-        self.starts: list[Tensor | None] = [None] * len(blocks)
-        if x is not None:
-            self.starts = [part[0, 0] for part in layout.split(x).values()]
-        self._parts: tuple[Tensor, ...] | None = None
+        self.weights: list[dict[str, Weight]] = []
+        self._parts: Parts | None = None
 
-    def split(self, v: Vector) -> list[Tensor]:
+    def __call__(self, y: Vector) -> Vector:
+        g = y.new_empty(1, self.clients, y.shape[-1])
+        self._bind(self._split(y.expand_as(g)), self._split(g))
+        self._run(*next(self.batches))
+        return self.finished(g, y)
+
+    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
+        """The end point of plain steps."""
+        at = [part.expand(self.clients, *part.shape[1:]).clone() for part in self._split(start)]
+        self._bind(at, None, lr)
+        plus = self._split(self.plus) if isinstance(self.plus, Tensor) else []
+        for _ in range(steps):
+            self._run(*next(self.batches))
+            for block, more in zip(at, plus, strict=False):
+                block.sub_(more, alpha=lr)
+        # the work after the steps can use the memory of the point; what was seen of the inputs stays
+        self.weights = []
+        for layer in self.layers:
+            kept = [name for name, one in vars(layer).items() if isinstance(one, Tensor | Weight)]
+            for name in kept:
+                delattr(layer, name)
+        return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
+
+    def _split(self, v: Vector) -> list[Tensor]:
         """Views (clients, *shape) of a vector (1, clients, size)."""
         parts = zip(v[0].split(self.sizes, 1), self.shapes, strict=True)
         return [part.unflatten(1, shape) for part, shape in parts]
 
-    def bind(self, at: list[Tensor], grads: list[Tensor] | None, lr: float = 0.0) -> None:
+    def _bind(self, at: list[Tensor], grads: list[Tensor] | None, lr: float = 0.0) -> None:
         """Sets the point, as blocks (clients, *shape), and where its gradients go."""
         self.weights = []
         for share in self.shares:
             outs = [None] * len(at) if grads is None else [grad[share] for grad in grads]
-            parts = zip(self.names, at, outs, self.starts, self.factors, strict=True)
+            parts = zip(self.blocks, at, outs, strict=True)
             self.weights.append(
-                {name: Weight(a[share], g, lr, x, factor) for name, a, g, x, factor in parts}
+                {name: Weight(a[share], g, lr, x, factor) for (name, x, factor), a, g in parts}
             )
 
-    def __call__(self, parts: tuple[Tensor, ...], place: slice) -> None:
+    def _run(self, parts: Parts, place: slice) -> None:
         """The gradients on the batch in `place` of the gathered examples (clients, examples, …)."""
         before, (first, *after) = self.layers[: self.before], self.layers[self.before :]
         fresh = parts is not self._parts
         if fresh:
-            self._parts, self._seen = parts, list[tuple[Tensor, ...]]()
+            self._parts, self._seen = parts, list[Parts]()
             batch = len(range(*place.indices(parts[0].shape[1])))
-            self._targets = self.loss.ready(parts[1], batch, parts[0].dtype)
+            self._targets = of_targets(self.loss, parts[1], batch, parts[0].dtype)
         for number, (share, weights) in enumerate(zip(self.shares, self.weights, strict=True)):
             for layer in self.layers:
                 if layer.prefix is not None:
@@ -361,18 +411,10 @@ class ChainRun:
             h = first.forward(*(part[:, place] for part in self._seen[number]))
             for layer in after:
                 h = layer.forward(*layer.seen(h))
-            d = self.loss(h, *(part[share, place] for part in self._targets))
+            d = by_outputs(self.loss, h, *(part[share, place] for part in self._targets))
             for layer in reversed(after):
                 d = layer.backward(d)
             first.backward(d)
-
-    def release(self) -> None:
-        """Drops the point, whose memory the work after the steps can use. What was seen of the inputs stays."""
-        self.weights = []
-        for layer in self.layers:
-            kept = [name for name, one in vars(layer).items() if isinstance(one, Tensor | Weight)]
-            for name in kept:
-                delattr(layer, name)
 
 
 def chain_of(
@@ -389,7 +431,7 @@ def chain_of(
     """
     layers: list[Layer] = []
     names: list[str] = []
-    width, dims, known = 0, inputs.dim() - 1, loss_gradient(loss)
+    width, dims, known = 0, inputs.dim() - 1, known_loss(loss)
     if known is None or any(_changed(module) for module in model.modules()):
         return None
     for prefix, module in _modules(model, ""):
@@ -405,7 +447,7 @@ def chain_of(
         names += [prefix + key for key, _ in module.named_parameters()]
         width = module.out_features if isinstance(module, nn.Linear) else width
     alike = sorted(names) == sorted(block.name for block in layout.blocks)
-    if dims != 1 or not width or not alike or not known.fits(targets, width):
+    if dims != 1 or not width or not alike or not fits(known, targets, width):
         return None
     for layer in layers:
         layer.first = True

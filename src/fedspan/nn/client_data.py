@@ -211,7 +211,7 @@ def narrowed(part: Tensor, dtype: torch.dtype, who: str) -> Tensor:
 
 
 def _not_empty(data: ClientData, who: str) -> ClientData:
-    if not hasattr(data.data if isinstance(data, Items) else data, "__len__"):
+    if isinstance(data, Items) and not hasattr(data.data, "__len__"):
         raise DataError(f"{who} has no length; give its Dataset a `__len__`")
     if len(data) == 0:
         raise DataError(f"{who} has no examples; leave it out")

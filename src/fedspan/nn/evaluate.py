@@ -49,6 +49,7 @@ class Evaluator:
     def __post_init__(self) -> None:
         chosen(self.metrics)  # refuses what there is not, before anything is trained
 
+    @torch.inference_mode()
     def __call__(
         self, model: nn.Module, summaries: dict[str, list[float]] | None = None
     ) -> Mapping[str, float]:

@@ -238,14 +238,14 @@ class _Piece:
     def write(self, part: Tensor) -> None:
         """Sets the weight to x + Pᵀz for this block."""
         weight, b = self.parameter.detach(), self.shaped(part)
-        if self.index is not None and self.start is not None:
-            weight.index_copy_(self.axis, self.index, (self.start + b).to(weight.dtype))
-        elif self.factor is None:
-            weight.copy_(self.start + b)
-        elif self.start is not None:
-            weight.copy_(self.start + lift(self.factor, b, self.axis))
-        else:
+        if self.start is None:
+            assert self.factor is not None
             weight.add_(lift(self.factor, b - self.leaf, self.axis))
+        elif self.index is not None:
+            weight.index_copy_(self.axis, self.index, (self.start + b).to(weight.dtype))
+        else:
+            moved = b if self.factor is None else lift(self.factor, b, self.axis)
+            weight.copy_(self.start + moved)
         if self.layers and self.index is None:
             self.leaf.copy_(b)
 

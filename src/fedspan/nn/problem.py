@@ -15,7 +15,7 @@ from fedspan.core import seeds
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector, all_finite
-from fedspan.core.linear_map import LinearMap, picked
+from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.round import Round
 from fedspan.nn.augment import augmentation
@@ -86,20 +86,20 @@ class TorchProblem(Problem):
         self.seeds, self.on_client = (seed,), on_client
         self.tests, self.client_tests = tests or {}, client_tests
         self.usage = dict(usage or {})
-        private = settings.dp is not None and settings.dp.level == "example"
-        self.privacy = settings.dp if private else None  # of single examples
+        self.privacy = settings.dp  # of single examples
+        if settings.dp is not None and settings.dp.level != "example":
+            self.privacy = None
         self.augment = augmentation(self.training.augment)
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
         self.module = FlatModule(model, self.layout)
         self.in_memory = self.module.same_dtype and self.module.flat.device.type == "cpu"
-        trains_elsewhere = on_client or not self.here
         if on_client and not settings.participation.known_start:
             # it is sent x: its x0 is a shape, and takes no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
             if self.in_memory:
                 self.module.forget()
-        elif self.in_memory and (trains_elsewhere or self.layout.size >= LARGE):
+        elif self.in_memory and (on_client or not self.here or self.layout.size >= LARGE):
             self.x0 = self.module.flat.view(1, 1, -1)
             self.module.shown = True
         else:
@@ -124,8 +124,9 @@ class TorchProblem(Problem):
     @property
     def local_data(self) -> Sequence[Any]:
         """The examples of the clients that are on this machine."""
-        everyone = len(self.here) == self.clients
-        return self.client_data if everyone else [self.client_data[i] for i in self.here]
+        if len(self.here) == self.clients:
+            return self.client_data
+        return [self.client_data[i] for i in self.here]
 
     def examples(self, client: int) -> int:
         """The number of training examples of a client."""
@@ -137,9 +138,11 @@ class TorchProblem(Problem):
         """Mini-batches in one pass over the mean client's examples."""
         known = getattr(self.client_data, "sizes", None)
         if known is not None:
-            return max(1, round(float(np.mean(known)) / self.batch_size))
-        passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
-        return max(1, round(float(np.mean(passes)))) if passes else 1
+            mean = float(np.mean(known)) / self.batch_size
+        else:
+            passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
+            mean = float(np.mean(passes or [1.0]))
+        return max(1, round(mean))
 
     def cohort(self, rnd: Round) -> Objective:
         """The objective of the one client in `rnd`, or of all of them as one batched computation."""
@@ -155,10 +158,10 @@ class TorchProblem(Problem):
         None where the network or the loss is another one.
         """
         data = self.client_data[self.here[0]]
-        pairs = isinstance(data, Tensors) and len(data.parts) == 2 and not data.names
-        if not pairs or self.device.type != "cpu" or not self.module.same_dtype:
+        if not isinstance(data, Tensors) or len(data.parts) != 2 or data.names:
             return None
-        return chain_of(self.model, self.layout, self.loss, *data.parts)
+        here = self.device.type == "cpu" and self.module.same_dtype
+        return chain_of(self.model, self.layout, self.loss, *data.parts) if here else None
 
     def has_formulas(self) -> bool:
         """Whether the clients of a round can be batched without autograd."""
@@ -197,8 +200,7 @@ class TorchProblem(Problem):
         found = dict[str, float]()
         for part, test in self.tests.items():
             prefix = "validation_" if part == "validation set" else ""
-            with torch.inference_mode():
-                found |= {prefix + name: value for name, value in test(self.model).items()}
+            found |= {prefix + name: value for name, value in test(self.model).items()}
         if not self.tests and self.here and not self.on_client:
             found["training_loss"] = float(self.training_loss(x, buffers)[0])
         if not all_finite(x):
@@ -217,14 +219,12 @@ class TorchProblem(Problem):
         elif weights is not None:
             self.trained(weights)
         rows: list[Evaluation] = []
-        with torch.inference_mode():
-            for client in self.here if self.client_tests is not None else ():
-                assert self.client_tests is not None
-                part, test = self.client_tests(client)
-                name = str(client) if self.names is None else self.names[client]
-                about = {"client": name, "data": part, "examples": len(test.data)}
-                summaries: dict[str, list[float]] = {}
-                rows.append((about | dict(test(self.model, summaries)), summaries))
+        for client in self.here if self.client_tests is not None else ():
+            part, test = self.client_tests(client)  # type: ignore[misc]
+            name = str(client) if self.names is None else self.names[client]
+            about = {"client": name, "data": part, "examples": len(test.data)}
+            summaries: dict[str, list[float]] = {}
+            rows.append((about | dict(test(self.model, summaries)), summaries))
         return rows
 
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
@@ -245,6 +245,7 @@ class TorchProblem(Problem):
         self.model.load_state_dict(weights)
         return self.model.eval()
 
+    @torch.inference_mode()
     def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64]:
         """Mean loss in evaluation mode on a fixed sample: up to 10 clients, up to 64 examples per client."""
 
@@ -255,14 +256,13 @@ class TorchProblem(Problem):
 
         self._load(x, buffers)
         clients, losses = sample(SAMPLED_CLIENTS, self.clients, 0), []
-        with torch.inference_mode():
-            for client in clients:
-                data, total = self.client_data[client], 0.0
-                index = torch.tensor(sample(SAMPLED_EXAMPLES, len(data), 1 + client))
-                for part in index.split(batch_size_of(data, self.batch_size)):
-                    batch = placed(data.take(part), self.device)
-                    total += len(part) * float(self.loss(self.model, batch))
-                losses.append(total / len(index))
+        for client in clients:
+            data, total = self.client_data[client], 0.0
+            index = torch.tensor(sample(SAMPLED_EXAMPLES, len(data), 1 + client))
+            for part in index.split(batch_size_of(data, self.batch_size)):
+                batch = placed(data.take(part), self.device)
+                total += len(part) * float(self.loss(self.model, batch))
+            losses.append(total / len(index))
         weights = None if self.weights is None else self.weights[clients]
         return np.array([np.average(losses, weights=weights)])
 
@@ -276,10 +276,9 @@ class TorchProblem(Problem):
     def activate(self, x: Vector, P: LinearMap) -> Restricted:
         """The module inside x + range(Pᵀ), until `release`."""
         self.release()
-        picks = all(factor is None or picked(factor) is not None for factor in P.factors)
         # the model is then held once, as the vector x
         alone = self.on_client or self.layout.size >= LARGE
-        borrow = alone and self.in_memory and picks
+        borrow = alone and self.in_memory and P.picks
         self._active = Restricted(self.module, self.rules, x, P, self.recompute, borrow).__enter__()
         return self._active
 
@@ -304,5 +303,5 @@ class TorchProblem(Problem):
         """The running statistics of the module's norms as a flat vector; None where it has none."""
         if not self.tracked:
             return None
-        place = "meta" if self.module.flat.is_meta else "cpu"
-        return torch.cat([b.detach().reshape(-1).to(place) for b in self.tracked]).view(1, 1, -1)
+        joined = torch.cat([b.detach().reshape(-1) for b in self.tracked]).view(1, 1, -1)
+        return joined if joined.is_meta else joined.cpu()

@@ -164,16 +164,13 @@ class NetworkTask(DividedTask):
         y, *y_test = every
         model = self._network(tuple(x.shape[1:]), len(found.classes) or y.shape[1], seed)
         parts = found.parts
-        return Material(
-            model.to(dtype),
-            Clients(
-                len(parts),
-                lambda ids: ((x[parts[i]], y[parts[i]]) for i in ids),
-                lambda: [len(part) for part in parts],
-            ),
-            (x_test[0], y_test[0]) if y_test else None,
-            loss=None if found.classes else F.mse_loss,
+        clients = Clients(
+            len(parts),
+            lambda ids: ((x[parts[i]], y[parts[i]]) for i in ids),
+            lambda: [len(part) for part in parts],
         )
+        test = (x_test[0], y_test[0]) if y_test else None
+        return Material(model.to(dtype), clients, test, loss=None if found.classes else F.mse_loss)
 
     def site_material(
         self, seed: int, settings: Settings, agreed: Mapping[str, Any], client: int | None = None
@@ -218,21 +215,22 @@ class NetworkTask(DividedTask):
     def _scaled(self, found: Division, dtype: torch.dtype) -> list[Tensor]:
         """Inputs as tensors, each column or channel with mean 0 and deviation 1 over the training examples."""
         both = [one.x for one in (found.train, found.test) if one is not None]
-        if (
-            both[0].dtype == np.uint8 and both[0].ndim > 2
-        ):  # images become (n, channels, height, width), from 0 to 1
-            shrink = getattr(self, "shrink", 1)
-            if min(both[0].shape[1:3]) < shrink:
+        if both[0].dtype == np.uint8 and both[0].ndim > 2:
+            # images become (n, channels, height, width), from 0 to 1
+            shrink, (height, width) = getattr(self, "shrink", 1), both[0].shape[1:3]
+            if min(height, width) < shrink:
                 raise SpecError(
-                    f"`task.shrink` {shrink} is larger than the images, {both[0].shape[1]} × {both[0].shape[2]}"
+                    f"`task.shrink` {shrink} is larger than the images, {height} × {width}"
                 )
-            made = [torch.from_numpy(one.copy()).to(dtype).div_(255) for one in both]
-            made = [
-                one.unsqueeze(1) if one.dim() == 3 else one.permute(0, 3, 1, 2).contiguous()
-                for one in made
-            ]
-            if shrink > 1:
-                made = [F.avg_pool2d(one, shrink) for one in made]
+            made = []
+            for one in both:
+                images = torch.from_numpy(one.copy()).to(dtype).div_(255)
+                images = (
+                    images.unsqueeze(1)
+                    if images.dim() == 3
+                    else images.permute(0, 3, 1, 2).contiguous()
+                )
+                made.append(F.avg_pool2d(images, shrink) if shrink > 1 else images)
         else:
             made = [
                 narrowed(torch.from_numpy(one.astype(np.float64)), dtype, "`task.data`")
@@ -245,5 +243,4 @@ class NetworkTask(DividedTask):
         mean = made[0].mean(axes, keepdim=True)
         deviation = made[0].std(axes, correction=int(of_sample), keepdim=True)
         # a constant column stays
-        deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
-        return [(one - mean) / deviation for one in made]
+        return [(one - mean) / deviation.where(deviation > 0, 1) for one in made]

@@ -324,10 +324,9 @@ class ModuleTask(Task):
             raise SpecError(
                 f"client {ids[0]} is not one of the {count} that the task has, 0 to {count - 1}"
             )
-        frozen = self.frozen_modules if chosen.frozen_modules is None else chosen.frozen_modules
-        rules = projection_rules(
-            made.model, chosen.project_modules, chosen.full_modules, frozen, chosen.min_numel
-        )
+        if chosen.frozen_modules is None:
+            chosen = replace(chosen, frozen_modules=self.frozen_modules)
+        rules = projection_rules(made.model, **vars(chosen))
         loss = made.minimized()
 
         def read(i: int, data: Any) -> tuple[ClientData, str, ClientData]:
@@ -345,8 +344,11 @@ class ModuleTask(Task):
             sizes = made.sizes()
             clients = Clients(count, lambda some: [each(i)[0] for i in some], lambda: sizes)
         else:
-            at_once = ids and isinstance(given, Clients)
-            data = given.read(ids) if at_once else [given[i] for i in ids]
+            data = (
+                given.read(ids)
+                if ids and isinstance(given, Clients)
+                else map(given.__getitem__, ids)
+            )
             found = {i: read(i, one) for i, one in zip(ids, data, strict=True)}
             each = found.__getitem__
             clients = [one for one, _, _ in found.values()]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspan.core.digest import digest_of_file
+from fedspan.core.digest import sha256
 from fedspan.core.errors import DataError, one_line, one_of
 from fedspan.core.files import remove
 from fedspan.data import store
@@ -198,7 +198,7 @@ def get(
                 for file in files:
                     path = (had | new)[file.name]
                     known = file.also_sha256 if path.name == file.also else file.sha256
-                    if known and (digest := digest_of_file(path, "sha256")) != known:
+                    if known and (digest := sha256(path)) != known:
                         raise DataError(
                             f"{str(path)!r} is not the official file: its SHA-256 is {digest[:16]}…, not {known[:16]}…"
                         )
