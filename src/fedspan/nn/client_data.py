@@ -73,6 +73,8 @@ def as_client_data(data: Any, who: str) -> ClientData:
         raise DataError(
             f"{who} is one {type(data).__name__}; give (inputs, targets) for each client: [(x0, y0), (x1, y1)]"
         )
+    if hasattr(data, "take") and hasattr(data, "__len__"):  # examples of a class of one's own
+        return _not_empty(data, who)
     raise DataError(
         f"{who} must be (inputs, targets), a table with a target column, a Dataset or a DataLoader, got "
         f"{type(data).__name__}"

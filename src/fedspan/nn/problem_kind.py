@@ -353,8 +353,25 @@ def converted(data: ClientData, kind: ProblemKind, who: str) -> ClientData:
         return replace(data, data=converted(data.data, kind, who))
     if isinstance(data, Tensors):
         return Tensors(kind.batch(data.take(slice(None)), who))
-    assert isinstance(data, Items)
-    return replace(data, convert=kind.batch, who=who)
+    if isinstance(data, Items):
+        return replace(data, convert=kind.batch, who=who)
+    return Converted(data, kind, who)
+
+
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """Examples of a class of the user's own, which are converted batch by batch."""
+
+    data: ClientData
+    kind: ProblemKind
+    who: str
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def take(self, index: Tensor) -> Batch:
+        """(inputs, targets) as the model and the loss take them."""
+        return self.kind.batch(self.data.take(index), self.who)
 
 
 def _of_one(shape: Any) -> str:
