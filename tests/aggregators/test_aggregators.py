@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import fedspan
-from conftest import RUN, advance, build, close, small
 from fedspan.aggregators import (
     CenteredClipping,
     GeometricMedian,
@@ -33,6 +32,8 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.replies.chain import Chain
 from support.axes import by_axis
+from support.methods import build
+from support.runs import RUN, advance, close, small
 
 # One or more settings of every registered aggregator; one without an entry fails the suite.
 AGGREGATORS: dict[str, list[dict[str, Any]]] = {

@@ -14,8 +14,6 @@ pytest.importorskip("peft")
 
 from test_text_tasks import data  # noqa: F401 (a fixture)
 
-from conftest import METHODS, SMALL, advance, start
-from conftest import model as model_of
 from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
@@ -27,6 +25,9 @@ from fedspan.huggingface.checkpoints import load_model
 from fedspan.huggingface.lora import stepper
 from fedspan.nn.problem import TorchProblem
 from support.axes import by_axis
+from support.methods import METHODS
+from support.runs import SMALL, advance, start
+from support.runs import model as model_of
 
 pytestmark = pytest.mark.usefixtures("data")
 CUT = {"name": "dirichlet", "clients": 4, "alpha": 1.0}

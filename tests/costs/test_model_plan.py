@@ -18,7 +18,6 @@ pytest.importorskip("peft")
 from test_text_tasks import data  # noqa: F401
 
 import fedspan
-from conftest import advance, start
 from fedspan.cli.app import app
 from fedspan.core import tables
 from fedspan.core.errors import FedspanError, SpecError
@@ -31,6 +30,7 @@ from fedspan.huggingface.lora import stepper, with_adapters
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
 from fedspan.nn.projection_rules import projection_rules
+from support.runs import advance, start
 
 ROOT = Path(__file__).parents[2]
 BERT = {

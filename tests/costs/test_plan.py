@@ -15,7 +15,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fedspan
-from conftest import advance, build, every_method, start
 from fedspan.api.fit import spec_of
 from fedspan.api.run import run
 from fedspan.cli import _plan_table
@@ -28,6 +27,8 @@ from fedspan.core.spec import Spec
 from fedspan.costs import traffic
 from fedspan.costs.plan import plan, price, shapes, sibling
 from fedspan.costs.traffic import AlikeClients, FlatProblem, cost
+from support.methods import build, every_method
+from support.runs import advance, start
 
 TABLE: dict[str, Any] = {
     "rounds": 30,

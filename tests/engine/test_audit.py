@@ -16,7 +16,6 @@ import torch
 from attacks import filled, hostile
 
 import fedspan
-from conftest import RUN, Interrupt
 from fedspan.cli import app as cli
 from fedspan.core import json_log
 from fedspan.core.callback import Callback
@@ -24,6 +23,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.json_log import LONG, lines_text, read_lines, read_table, write_table
 from fedspan.engine.audit import numbers, ranges, trails
 from fedspan.engine.loop import cohort_of
+from support.runs import RUN, Interrupt
 
 pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"

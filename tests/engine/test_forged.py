@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import fedspan
-from conftest import RUN, Interrupt
 from fedspan.callbacks import CSV, KeepBest
 from fedspan.cli import app as cli
 from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError
 from fedspan.core.json_log import LONG, SHORT, lines_text, read_table, write_table
+from support.runs import RUN, Interrupt
 
 pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"

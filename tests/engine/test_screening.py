@@ -13,7 +13,6 @@ import torch
 from attacks import filled, hostile, times
 
 import fedspan
-from conftest import METHODS, RUN, advance, build, small
 from fedspan.checks.bench import Scripted, same, tensors
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.bundle import Bundle
@@ -27,6 +26,8 @@ from fedspan.replies import chain as chains
 from fedspan.replies import screen as screening
 from fedspan.replies.chain import Chain
 from fedspan.replies.screen import Screen, norms
+from support.methods import METHODS, build
+from support.runs import RUN, advance, small
 
 HUGE = filled(3e38)
 CODED = [

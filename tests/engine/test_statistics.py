@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import fedspan
-from conftest import SMALL, advance, build, small
 from fedspan.aggregators import GeometricMedian
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.config import Projection
@@ -19,6 +18,8 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF
 from fedspan.remote.messages import RoundMessage
+from support.methods import build
+from support.runs import SMALL, advance, small
 
 REGRESSION: dict[str, Any] = {
     "rounds": 600,

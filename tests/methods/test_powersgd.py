@@ -8,8 +8,9 @@ import pytest
 import torch
 from test_equivalences import ROUNDS, relative
 
-from conftest import advance, build, model, small, start
 from fedspan.core.layout import Block, Layout
+from support.methods import build
+from support.runs import advance, model, small, start
 
 
 @pytest.mark.parametrize("rank", [2, 1.0, 5])

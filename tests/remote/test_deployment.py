@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower"))
 from cluster import APP, Cluster, kill, quietly
 from rounds import rounds_in
 
-from conftest import METHODS, SMALL, Scripted, close
 from fedspan.api.run import run
 from fedspan.core import checkpoint
 from fedspan.core.privacy import Privacy
@@ -31,6 +30,8 @@ from fedspan.remote.client import StateFile
 from fedspan.remote.flower.client import agreement_of, load_spec
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.roster import ROSTER, Roster
+from support.methods import METHODS
+from support.runs import SMALL, Scripted, close
 
 SSF = {"space": {"name": "coordinate", "rank": 4}}
 

@@ -19,7 +19,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.supercore.task_identity import TaskIdentity
 from rounds import rounds_in
 
-from conftest import METHODS, SMALL, settings
 from fedspan.api.run import run
 from fedspan.cli import audit
 from fedspan.core.callback import Callback
@@ -32,6 +31,8 @@ from fedspan.remote.flower import records, server
 from fedspan.remote.flower.client import IDENTITY, identify, preparing, reply_to
 from fedspan.remote.flower.records import RunConfig
 from support.axes import by_axis
+from support.methods import METHODS
+from support.runs import SMALL, settings
 
 FLOAT32 = settings(5, torch.float32)
 SSF = {"name": "ssf", "space": {"name": "gaussian", "rank": 3}, "lr": 0.02, "local_steps": 3}

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import advance, build, every_method, model, small
 from fedspan import Participation
 from fedspan.checks.bench import start
 from fedspan.checks.channel import remote
@@ -20,6 +19,8 @@ from fedspan.methods import SSF, Scaffold
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.messages import RoundMessage
 from fedspan.tasks.regression import Regression
+from support.methods import build, every_method
+from support.runs import advance, model, small
 
 ROUNDS = 8
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import advance, build, close, every_method, model, small
 from fedspan.checks.bench import simulated
 from fedspan.checks.channel import LocalChannel, ids_of, remote
 from fedspan.core.errors import ProtocolError, SpecError
@@ -18,6 +17,8 @@ from fedspan.engine.states import InMemory
 from fedspan.remote.client import StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
 from fedspan.remote.server import RemoteTransport
+from support.methods import build, every_method
+from support.runs import advance, close, model, small
 
 SSF = {"projector": {"name": "coordinate", "rank": 4}}
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 from test_remote import SSF, controls
 
-from conftest import advance, build, close, model, small
 from fedspan.checks.bench import simulated
 from fedspan.checks.channel import Fault, LocalChannel, ids_of, remote
 from fedspan.compressors.topk import TopK
 from fedspan.core.encoded import Encoded, unpack, width_of
 from fedspan.remote.channel import Failure
 from fedspan.remote.messages import RoundMessage
+from support.methods import build
+from support.runs import advance, close, model, small
 
 
 def after_saving(channel: LocalChannel) -> Fault:

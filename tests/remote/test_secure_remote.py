@@ -18,7 +18,6 @@ pytest.importorskip(
 
 from test_remote import SSF, controls
 
-from conftest import Scripted, advance, build, close, model, small, start
 from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.privacy import Privacy
 from fedspan.engine.loop import Loop, cohort_of
@@ -29,6 +28,8 @@ from fedspan.remote.messages import RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 from fedspan.replies.secure.client import PHASES
+from support.methods import build
+from support.runs import Scripted, advance, close, model, small, start
 
 FINE = Privacy(secure=True, secure_bits=64)
 

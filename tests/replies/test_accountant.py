@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import RUN, build
 from fedspan.core.errors import CheckpointError
 from fedspan.core.privacy import Privacy
 from fedspan.engine.history import main_metric
 from fedspan.replies import accountant
 from fedspan.replies.noise import Mechanism
+from support.methods import build
+from support.runs import RUN
 
 pytest.importorskip(
     "dp_accounting", reason="dp-accounting is not installed; pip install 'fedspan[privacy]'"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import WireTransport, advance, build, close, model, small
 from fedspan.checks.channel import LocalChannel, agree
 from fedspan.core.bundle import Bundle
 from fedspan.core.config import Engine
@@ -26,6 +25,8 @@ from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 from fedspan.replies.clip import MARGIN, clipped, norms
 from fedspan.replies.noise import Mechanism
+from support.methods import build
+from support.runs import WireTransport, advance, close, model, small
 
 KEY = bytes(range(32))
 SSF: dict[str, Any] = {"projector": {"name": "coordinate", "rank": 4}, "correction": "always"}

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import SMALL
 from fedspan.api.run import run
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Curve
+from support.runs import SMALL
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},

@@ -14,10 +14,10 @@ import tomli_w
 from browsing import SHORT, browse, drawn
 from rich.console import Console
 
-from conftest import SMALL
 from fedspan.study import conduct, report, results, tables
 from fedspan.study.page import by_memory
 from fedspan.study.request import requested
+from support.runs import SMALL
 
 BASE: dict[str, Any] = {
     "rounds": 2,

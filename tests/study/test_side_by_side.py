@@ -16,7 +16,6 @@ import tomli_w
 from rich.console import Console
 from typer.testing import CliRunner
 
-from conftest import SMALL
 from fedspan.api.run import run
 from fedspan.cli.app import app
 from fedspan.core.errors import SpecError
@@ -26,6 +25,7 @@ from fedspan.study import conduct, execute, jobs, report, tables
 from fedspan.study.model import Study
 from fedspan.study.request import requested
 from fedspan.study.results import Results
+from support.runs import SMALL
 
 QUIET = Console(quiet=True)
 GAUSSIAN = {"name": "gaussian", "rank": 3}

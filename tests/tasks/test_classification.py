@@ -10,7 +10,6 @@ import torch
 from test_run import fedspan as command
 
 import fedspan
-from conftest import settings
 from fedspan.core.config import Projection
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Block
@@ -21,6 +20,7 @@ from fedspan.methods import FedAvg
 from fedspan.nn.augment import AUGMENT
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.tasks.classification import Classification
+from support.runs import settings
 
 TABLE: dict[str, Any] = {
     "rounds": 6,

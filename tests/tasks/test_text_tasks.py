@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 import fedspan
-from conftest import Interrupt
 from fedspan.cli import app as cli
 from fedspan.core import tables
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
 from fedspan.study.model import committed
+from support.runs import Interrupt
 
 pytest.importorskip(
     "transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'"

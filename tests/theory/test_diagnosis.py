@@ -19,7 +19,6 @@ from rich.console import Console
 from test_estimates import network
 
 import fedspan
-from conftest import advance, build, every_method, model, settings, small, start
 from fedspan.api import run as experiment
 from fedspan.api import step_size
 from fedspan.callbacks.diagnostics import Diagnostics
@@ -36,6 +35,8 @@ from fedspan.theory.diagnostics import measure
 from fedspan.theory.gradient_probe import all_clients
 from fedspan.theory.lr_search import TrialRunner, search
 from support.axes import by_axis
+from support.methods import build, every_method
+from support.runs import advance, model, settings, small, start
 
 ROOT = Path(__file__).parents[2]
 TABLE: dict[str, Any] = {
