@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
 import fedspan
 from fedspan.api.fit import spec_of
 from fedspan.api.run import run
-from fedspan.cli import _plan_table
 from fedspan.cli.app import app
 from fedspan.core import registry, tables, wire
 from fedspan.core.layout import Block, Layout
@@ -244,10 +241,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert "give a spec" in both.output
 
 
-def test_a_table_per_kind_of_cost() -> None:
-    console = Console(record=True, width=120, file=io.StringIO())
-    _plan_table.plan(plan(TABLE | {"task": IMAGES | {"model": "mlp"}}, ["ssf", "fedavg"]), console)
-    text = console.export_text()
+def test_a_table_per_kind_of_cost(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(Spec.from_table(TABLE | {"task": IMAGES | {"model": "mlp"}}).toml())
+    text = CliRunner().invoke(app, ["plan", str(spec), "--methods", "ssf,fedavg"]).stdout
     for word in ("up, run", "client memory", "activations", "server disk", "ssf", "fedavg"):
         assert word in text
 

@@ -8,13 +8,13 @@ import functools
 import inspect
 import io
 import json
-import re
 import tokenize
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
+from fedspan.cli._options import entries
 from fedspan.core import registry, tables
 
 
@@ -54,18 +54,7 @@ def described(cls: type) -> dict[str, str]:
             words = [comments[line] for line in lines if line in comments]
             if words:
                 found[node.target.id] = " ".join(words)
-    return _args(cls.__dict__.get("__doc__") or "") | found
-
-
-def _args(docstring: str) -> dict[str, str]:
-    """The entries of a docstring's `Args:`; one entry may be of several names."""
-    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(docstring), re.M)
-    found: dict[str, str] = {}
-    for names, text in re.findall(
-        r"^    (\w[\w, ]*): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.M
-    ):
-        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return found
+    return entries(cls.__dict__.get("__doc__") or "") | found
 
 
 def _type(hint: Any) -> str:

@@ -21,6 +21,7 @@ import typer.core
 
 import fedspan
 from fedspan import cli
+from fedspan.cli._options import described
 from fedspan.core.errors import FedspanError, one_line, shown
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.terminal import broken
@@ -54,7 +55,7 @@ def build() -> typer.Typer:
     )  # fmt: skip
     found.callback()(lambda: None)  # one command alone would lose its name
     for name, module in commands().items():
-        found.command(name)(module.command)
+        found.command(name, help=described(module.command))(module.command)
     return found
 
 
