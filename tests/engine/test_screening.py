@@ -13,8 +13,7 @@ import torch
 from attacks import filled, hostile, times
 
 import fedspan
-from fedspan.checks.bench import Scripted, same, tensors
-from fedspan.checks.channel import LocalChannel, remote
+from fedspan.checks.bench import same, tensors
 from fedspan.core.bundle import Bundle
 from fedspan.core.config import Engine, Participation
 from fedspan.engine import loop as loops
@@ -26,8 +25,9 @@ from fedspan.replies import chain as chains
 from fedspan.replies import screen as screening
 from fedspan.replies.chain import Chain
 from fedspan.replies.screen import Screen, norms
+from support.channel import LocalChannel, remote
 from support.methods import METHODS, build
-from support.runs import RUN, advance, small
+from support.runs import RUN, Scripted, advance, small
 
 HUGE = filled(3e38)
 CODED = [

@@ -12,12 +12,12 @@ import torch
 
 import fedspan
 from fedspan.aggregators import GeometricMedian
-from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.config import Projection
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF
 from fedspan.remote.messages import RoundMessage
+from support.channel import LocalChannel, remote
 from support.methods import build
 from support.runs import SMALL, advance, small
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedspan.checks import laws, network_laws
-from fedspan.checks.law import Law
+from fedspan.checks.bench import Law
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
 from support.methods import METHODS, build, every_method

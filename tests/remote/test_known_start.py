@@ -11,16 +11,15 @@ import pytest
 import torch
 
 from fedspan import Participation
-from fedspan.checks.bench import start
-from fedspan.checks.channel import remote
 from fedspan.core.spec import Spec
 from fedspan.costs.plan import price
 from fedspan.methods import SSF, Scaffold
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.messages import RoundMessage
 from fedspan.tasks.regression import Regression
+from support.channel import remote
 from support.methods import build, every_method
-from support.runs import advance, model, small
+from support.runs import advance, model, small, start
 
 ROUNDS = 8
 

@@ -16,10 +16,10 @@ pytest.importorskip(
 
 from test_secure_remote import FINE, ids_of, no_sync, secure, uneven  # noqa: F401
 
-from fedspan.checks.channel import LocalChannel, remote
 from fedspan.engine.loop import Loop
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.server import RemoteTransport
+from support.channel import LocalChannel, remote
 from support.methods import build
 from support.runs import advance, close, model, small
 

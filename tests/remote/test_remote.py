@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedspan.checks.bench import simulated
-from fedspan.checks.channel import LocalChannel, ids_of, remote
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.engine.states import InMemory
 from fedspan.remote.client import StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
 from fedspan.remote.server import RemoteTransport
+from support.channel import LocalChannel, ids_of, remote
 from support.methods import build, every_method
-from support.runs import advance, close, model, small
+from support.runs import advance, close, model, simulated, small
 
 SSF = {"projector": {"name": "coordinate", "rank": 4}}
 

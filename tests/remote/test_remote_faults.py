@@ -12,14 +12,13 @@ import pytest
 import torch
 from test_remote import SSF, controls
 
-from fedspan.checks.bench import simulated
-from fedspan.checks.channel import Fault, LocalChannel, ids_of, remote
 from fedspan.compressors.topk import TopK
 from fedspan.core.encoded import Encoded, unpack, width_of
 from fedspan.remote.channel import Failure
 from fedspan.remote.messages import RoundMessage
+from support.channel import Fault, LocalChannel, ids_of, remote
 from support.methods import build
-from support.runs import advance, close, model, small
+from support.runs import advance, close, model, simulated, small
 
 
 def after_saving(channel: LocalChannel) -> Fault:

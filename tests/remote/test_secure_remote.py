@@ -18,7 +18,6 @@ pytest.importorskip(
 
 from test_remote import SSF, controls
 
-from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.privacy import Privacy
 from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
@@ -28,6 +27,7 @@ from fedspan.remote.messages import RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 from fedspan.replies.secure.client import PHASES
+from support.channel import LocalChannel, remote
 from support.methods import build
 from support.runs import Scripted, advance, close, model, small, start
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedspan.checks.channel import LocalChannel, agree
 from fedspan.core.bundle import Bundle
 from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError
@@ -25,6 +24,7 @@ from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 from fedspan.replies.clip import MARGIN, clipped, norms
 from fedspan.replies.noise import Mechanism
+from support.channel import LocalChannel, agree
 from support.methods import build
 from support.runs import WireTransport, advance, close, model, small
 

@@ -35,10 +35,10 @@ def command(file: Annotated[Path, typer.Argument(metavar="FILE")], change: Chang
     marks = {True: "pass", False: "FAIL", None: "-"}
     broken = 0
     for what, laws in check_file(file, settings).items():
-        show((what, "law"), [(marks[one.holds], one.law) for one in laws])
-        for one in laws:
-            broken += one.holds is False
-            if one.why:
-                say(f"{marks[one.holds]}: {one.law}: {one.why}")
+        show((what, "law"), [(marks[holds], law) for law, holds, _ in laws])
+        for law, holds, why in laws:
+            broken += holds is False
+            if why:
+                say(f"{marks[holds]}: {law}: {why}")
     say(HOLDS if not broken else f"{broken} {'law does' if broken == 1 else 'laws do'} not hold")
     return BROKEN if broken else 0

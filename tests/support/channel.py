@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fedspan.checks.bench import ROUNDS, start
+from fedspan.checks.bench import ROUNDS
 from fedspan.core import tables
 from fedspan.core.config import Participation
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
-from fedspan.engine.loop import Loop
+from fedspan.engine.loop import Loop, cohort_of
 from fedspan.remote.channel import Failure
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
+from support.runs import start
 
 Fault = Callable[[RoundMessage], list[Any]]
 
@@ -102,9 +103,5 @@ def remote(
 
 def ids_of(loop: Loop, t: int) -> list[int]:
     """Who takes part in round t."""
-    kept, loop.t = loop.t, t
-    try:
-        ids: list[int] = loop._round().ids[0].tolist()
-        return ids
-    finally:
-        loop.t = kept
+    ids = cohort_of(loop.seeds, loop.problem.clients, loop.clients_per_round, t)
+    return [int(one) for one in ids[0]]
