@@ -99,7 +99,7 @@ def test_traffic_without_numbers_is_that_of_real_messages(
         advance(loop, 1)
         beside = 2 * 6 * 4 * t  # the buffers of two clients
         spent.append((int(loop.ledger.up.sum()) + beside, int(loop.ledger.down.sum()) + beside))
-    assert planned.course.walked == tuple(spent)
+    assert planned.walked == tuple(spent)
     assert planned.server_memory == sum(array.nbytes for array in wire.pack(loop.server).values())
     first = method.init_client(problem.x0, LAYOUT)
     assert planned.client_state == sum(array.nbytes for array in wire.pack(first).values())
@@ -208,7 +208,7 @@ def test_a_steady_run_is_walked_through_no_further(name: str) -> None:
     found = cost(method, FlatProblem(LAYOUT, 4), 4, 200, 0)
     loop = start(method, FlatProblem(LAYOUT, 4), 4, AlikeClients(method, FlatProblem(LAYOUT, 4)))
     advance(loop, 200)
-    assert len(found.course.walked) < 20
+    assert len(found.walked) < 20
     spent = int(loop.ledger.up.sum()), int(loop.ledger.down.sum())
     assert (found.up, found.down) == pytest.approx(
         spent, rel=1e-3 if name == "powersgd" else 0

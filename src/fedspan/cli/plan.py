@@ -112,7 +112,7 @@ def command(
         settings = Privacy(epsilon=epsilon, delta=delta, clip=(settings and settings.clip) or 1.0)
     if settings is not None and settings.epsilon is not None:
         needs("privacy", "dp_accounting")
-    with console.status("a round of each method, without numbers"):
+    with console.status("a round of each method, without values"):
         found = plan(source, methods.split(",") if methods else None, trained=trained)
     _show(found)
     if settings is not None:
