@@ -11,7 +11,7 @@ from fedspan.core import tables
 from fedspan.core.config import Participation
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
-from fedspan.engine.loop import Loop, cohort_of
+from fedspan.engine.loop import Loop
 from fedspan.remote.channel import Failure
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
@@ -102,6 +102,10 @@ def remote(
 
 
 def ids_of(loop: Loop, t: int) -> list[int]:
-    """Who takes part in round t."""
-    ids = cohort_of(loop.seeds, loop.problem.clients, loop.clients_per_round, t)
-    return [int(one) for one in ids[0]]
+    """Who takes part in round t; with noise its own coins decide."""
+    kept, loop.t = loop.t, t
+    try:
+        ids: list[int] = loop._round().ids[0].tolist()
+        return ids
+    finally:
+        loop.t = kept
