@@ -31,8 +31,8 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.replies.chain import Chain
 from support.axes import by_axis
+from support.loops import RUN, advance, close, small
 from support.methods import build
-from support.runs import RUN, advance, close, small
 
 # One or more settings of every registered aggregator; one without an entry fails the suite.
 AGGREGATORS: dict[str, list[dict[str, Any]]] = {

@@ -21,8 +21,8 @@ from fedspan.core.errors import DataError, SpecError
 from fedspan.nn.models import build as network
 from fedspan.nn.projection_rules import projection_rules, summary
 from fedspan.tasks.custom import Custom
+from support.loops import Interrupt
 from support.methods import METHODS, build, in_subspace
-from support.runs import Interrupt
 
 COORDINATE = {"name": "coordinate", "rank": 0.25}
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedspan
 from fedspan.core.errors import CheckpointError
-from support.runs import Interrupt
+from support.loops import Interrupt
 
 MODULE = """
 from test_fit import blobs, net, together

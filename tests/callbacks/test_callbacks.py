@@ -15,8 +15,8 @@ import fedspan
 from fedspan.callbacks import CSV, Checkpoint, Diagnostics, EarlyStopping, KeepBest
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
-from support.runs import RUN as TABLE
-from support.runs import Interrupt
+from support.loops import RUN as TABLE
+from support.loops import Interrupt
 
 
 class Zigzag(Callback):

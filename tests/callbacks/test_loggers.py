@@ -17,7 +17,7 @@ from fedspan.core.errors import FedspanError, SpecError
 from fedspan.engine import history
 from fedspan.methods import FedAvg
 from fedspan.nn.models import mlp
-from support.runs import SMALL
+from support.loops import SMALL
 
 TABLE: dict[str, Any] = {
     "rounds": 6,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from fedspan.core import registry, seeds, tables
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError
+from support.loops import small, start
 from support.methods import build
-from support.runs import small, start
 
 TOPK, QSGD = {"name": "topk", "k": 0.3}, {"name": "qsgd", "bits": 3, "bucket": 5}
 # One or more settings of every registered compressor; one without an entry fails the suite.

@@ -21,7 +21,7 @@ from fedspan import Spec, load, run
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.engine import run_dir as folder
-from support.runs import Interrupt
+from support.loops import Interrupt
 
 # A run whose checkpoints come often enough to be caught between two of them.
 SLOW = """

@@ -11,7 +11,7 @@ import pytest
 from fedspan import Engine, Participation, Projection, Spec, Training
 from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
-from support.runs import RUN as TABLE
+from support.loops import RUN as TABLE
 
 MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (Training, {"weight_decay": -1}, "`weight_decay` must be a number of at least 0, got -1"),

@@ -17,8 +17,8 @@ from fedspan.core.round import Round
 from fedspan.methods import FedAvg
 from fedspan.methods.base import LocalSteps
 from fedspan.remote.server import RemoteTransport
+from support.loops import small
 from support.methods import build
-from support.runs import small
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 from fedspan.projectors import Cycle, Gaussian
 from fedspan.uplinks import Code
-from support.runs import RUN, SMALL, advance, small, start
+from support.loops import RUN, SMALL, advance, small, start
 
 ROOT = Path(__file__).parents[2]
 WHOLE = (ROOT / "examples" / "new_method.py").read_text("utf-8")

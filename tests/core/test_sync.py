@@ -12,8 +12,8 @@ import torch
 from fedspan.core import registry, wire
 from fedspan.core.errors import ProtocolError
 from fedspan.core.sync import Log, ModelSync
+from support.loops import WireTransport, advance, model, small, start
 from support.methods import GAUSSIAN, build
-from support.runs import WireTransport, advance, model, small, start
 
 D, M, ITEM, PROBE = 12, 2, 8, 8
 

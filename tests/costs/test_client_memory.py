@@ -25,9 +25,9 @@ from fedspan.huggingface.checkpoints import load_model
 from fedspan.huggingface.lora import stepper
 from fedspan.nn.problem import TorchProblem
 from support.axes import by_axis
+from support.loops import SMALL, advance, start
+from support.loops import model as model_of
 from support.methods import METHODS
-from support.runs import SMALL, advance, start
-from support.runs import model as model_of
 
 pytestmark = pytest.mark.usefixtures("data")
 CUT = {"name": "dirichlet", "clients": 4, "alpha": 1.0}

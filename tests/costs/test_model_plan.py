@@ -30,7 +30,7 @@ from fedspan.huggingface.lora import stepper, with_adapters
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
 from fedspan.nn.projection_rules import projection_rules
-from support.runs import advance, start
+from support.loops import advance, start
 
 ROOT = Path(__file__).parents[2]
 BERT = {

@@ -24,8 +24,8 @@ from fedspan.core.spec import Spec
 from fedspan.costs import traffic
 from fedspan.costs.plan import plan, price, shapes, sibling
 from fedspan.costs.traffic import AlikeClients, FlatProblem, cost
+from support.loops import advance, start
 from support.methods import build, every_method
-from support.runs import advance, start
 
 TABLE: dict[str, Any] = {
     "rounds": 30,

@@ -29,7 +29,7 @@ from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 from fedspan.study.model import with_settings
 from support.channel import LocalChannel, agree, ids_of
-from support.runs import Scripted, advance
+from support.loops import Scripted, advance
 
 Line = dict[str, Any]
 NUMBERS = itertools.count()

@@ -23,7 +23,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.json_log import LONG, lines_text, read_lines, read_table, write_table
 from fedspan.engine.audit import numbers, ranges, trails
 from fedspan.engine.loop import cohort_of
-from support.runs import RUN, Interrupt
+from support.loops import RUN, Interrupt
 
 pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"

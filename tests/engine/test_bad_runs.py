@@ -16,7 +16,7 @@ import fedspan
 from fedspan.api.fit import spec_of
 from fedspan.core.json_log import lines_text, read_table, write_table
 from fedspan.theory import lr_search
-from support.runs import Interrupt
+from support.loops import Interrupt
 
 
 def data(seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:

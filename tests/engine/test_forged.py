@@ -21,7 +21,7 @@ from fedspan.cli import app as cli
 from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError
 from fedspan.core.json_log import LONG, SHORT, lines_text, read_table, write_table
-from support.runs import RUN, Interrupt
+from support.loops import RUN, Interrupt
 
 pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"

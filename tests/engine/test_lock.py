@@ -18,7 +18,7 @@ from fedspan.core.spec import Spec
 from fedspan.engine.run_dir import lock_dir
 from fedspan.study import conduct
 from fedspan.study.model import study_of
-from support.runs import SMALL
+from support.loops import SMALL
 
 TABLE = {
     "rounds": 4,

@@ -12,8 +12,8 @@ from torch import nn
 
 import fedspan
 from fedspan.core.errors import FedspanError, SpecError
-from support.runs import RUN as TABLE
-from support.runs import Interrupt
+from support.loops import RUN as TABLE
+from support.loops import Interrupt
 
 DIGITS: dict[str, Any] = {
     "rounds": 2,

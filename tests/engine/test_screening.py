@@ -26,8 +26,8 @@ from fedspan.replies import screen as screening
 from fedspan.replies.chain import Chain
 from fedspan.replies.screen import Screen, norms
 from support.channel import LocalChannel, remote
+from support.loops import RUN, Scripted, advance, small
 from support.methods import METHODS, build
-from support.runs import RUN, Scripted, advance, small
 
 HUGE = filled(3e38)
 CODED = [

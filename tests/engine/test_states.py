@@ -19,8 +19,8 @@ from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory, OnDisk
+from support.loops import RUN, advance, model, small
 from support.methods import GAUSSIAN, build
-from support.runs import RUN, advance, model, small
 
 
 def loop_on(states_dir: Path | None, resume: bool = False, name: str = "ssf") -> Loop:

@@ -18,8 +18,8 @@ from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF
 from fedspan.remote.messages import RoundMessage
 from support.channel import LocalChannel, remote
+from support.loops import SMALL, advance, small
 from support.methods import build
-from support.runs import SMALL, advance, small
 
 REGRESSION: dict[str, Any] = {
     "rounds": 600,

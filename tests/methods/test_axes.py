@@ -12,7 +12,7 @@ from fedspan.checks import laws, network_laws
 from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
-from support.runs import advance, model, small, start
+from support.loops import advance, model, small, start
 
 TOPK, SIGN = {"name": "topk", "k": 0.3}, {"name": "sign"}
 AXES: dict[str, dict[str, Any]] = {

@@ -13,8 +13,8 @@ from fedspan.core.errors import SpecError
 from fedspan.core.objective import Objective
 from fedspan.core.round import Round
 from fedspan.uplinks import RunningMean
+from support.loops import advance, model, small, start
 from support.methods import GAUSSIAN, build
-from support.runs import advance, model, small, start
 
 COMPRESSORS: list[dict[str, Any]] = [
     {"name": "qsgd", "levels": 127},

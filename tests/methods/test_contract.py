@@ -13,8 +13,8 @@ from fedspan.checks import laws, network_laws
 from fedspan.checks.bench import Law
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
+from support.loops import WireTransport, advance, small, start
 from support.methods import METHODS, build, every_method
-from support.runs import WireTransport, advance, small, start
 
 LAWS = laws.LAWS + network_laws.LAWS
 

@@ -12,8 +12,8 @@ import torch
 from fedspan.core.errors import SpecError
 from fedspan.drifts import _test
 from fedspan.drifts._test import OFF, ON, TRIAL
+from support.loops import advance, model, small, start
 from support.methods import GAUSSIAN, build
-from support.runs import advance, model, small, start
 
 NAMES = [("ssf", {"projector": GAUSSIAN}), ("scaffold", {})]
 

@@ -18,8 +18,8 @@ from fedspan.downlinks import Coded
 from fedspan.engine.simulator import Replica, opened
 from fedspan.methods import SSF
 from fedspan.projectors import Gaussian
+from support.loops import advance, model, small, start
 from support.methods import GAUSSIAN, build
-from support.runs import advance, model, small, start
 
 QSGD = {"name": "qsgd", "levels": 127}
 

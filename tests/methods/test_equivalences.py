@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedspan.core import tables
+from support.loops import advance, model, small, start
 from support.methods import ADAMW, GAUSSIAN, build
-from support.runs import advance, model, small, start
 
 ROUNDS = 30
 

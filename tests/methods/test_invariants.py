@@ -14,8 +14,8 @@ from fedspan.core import tables
 from fedspan.core.errors import SpecError
 from fedspan.methods import SSF
 from fedspan.projectors import Coordinate, Hadamard
+from support.loops import advance, model, small, start
 from support.methods import GAUSSIAN, build
-from support.runs import advance, model, small, start
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from fedspan.core.bundle import Bundle
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
 from fedspan.engine.simulator import Simulator
+from support.loops import Scripted, advance, close, model, small, start
 from support.methods import GAUSSIAN, build
-from support.runs import Scripted, advance, close, model, small, start
 
 
 def vector(*values: float) -> torch.Tensor:

@@ -17,8 +17,8 @@ from fedspan.core.projector import draw
 from fedspan.nn.module import FlatModule
 from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.projectors.gaussian import Gaussian
+from support.loops import small, start
 from support.methods import build
-from support.runs import small, start
 
 LR, STEPS, ROUNDS, RANK, LEAST = 0.1, 3, 4, 2, 40
 Data = list[tuple[torch.Tensor, torch.Tensor]]

@@ -9,8 +9,8 @@ import torch
 from test_equivalences import ROUNDS, relative
 
 from fedspan.core.layout import Block, Layout
+from support.loops import advance, model, small, start
 from support.methods import build
-from support.runs import advance, model, small, start
 
 
 @pytest.mark.parametrize("rank", [2, 1.0, 5])

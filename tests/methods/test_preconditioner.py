@@ -14,8 +14,8 @@ from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import draw
 from fedspan.optimizers import Preconditioned
 from fedspan.projectors import Coordinate, Identity
+from support.loops import advance, close, model, small, start
 from support.methods import GAUSSIAN, build
-from support.runs import advance, close, model, small, start
 
 ROWS: dict[str, Any] = {"preconditioner": "rows"}
 LAYOUT = Layout(

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fedspan.core.bundle import Bundle
+from support.loops import advance, model, small, start
 from support.methods import build
-from support.runs import advance, model, small, start
 
 
 def errors(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedspan.core.bundle import Bundle
+from support.loops import advance, model, small, start
 from support.methods import GAUSSIAN, build
-from support.runs import advance, model, small, start
 
 BETA = 0.6
 

@@ -19,8 +19,8 @@ from fedspan.engine.simulator import Simulator
 from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.gaussian import Gaussian
+from support.loops import advance, close, model, small, start
 from support.methods import ADAMW, GAUSSIAN, build
-from support.runs import advance, close, model, small, start
 
 LR, STEPS = 0.02, 3
 

@@ -21,8 +21,8 @@ from fedspan.optimizers.adamw import AdamW
 from fedspan.optimizers.sgd import SGD
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import search
+from support.loops import advance, close, model, small, start
 from support.methods import ADAMW, GAUSSIAN, METHODS, build, takes
-from support.runs import advance, close, model, small, start
 
 IDENTITY = {"name": "identity"}
 

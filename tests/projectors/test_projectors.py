@@ -18,7 +18,7 @@ from fedspan.core.projector import Projector, draw
 from fedspan.methods import SSF
 from fedspan.projectors import hadamard
 from fedspan.projectors._dense import Dense
-from support.runs import advance, small, start
+from support.loops import advance, small, start
 
 NAMES = list(registry.choices("projector"))
 layouts = st.lists(

@@ -34,7 +34,7 @@ from fedspan.remote.client import StateFile, StateLostError
 from fedspan.remote.flower import server
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.flower.records import RunConfig
-from support.runs import Scripted, close
+from support.loops import Scripted, close
 
 METHOD = {
     "name": "ssf",

@@ -30,8 +30,8 @@ from fedspan.remote.client import StateFile
 from fedspan.remote.flower.client import agreement_of, load_spec
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.roster import ROSTER, Roster
+from support.loops import SMALL, Scripted, close
 from support.methods import METHODS
-from support.runs import SMALL, Scripted, close
 
 SSF = {"space": {"name": "coordinate", "rank": 4}}
 

@@ -31,8 +31,8 @@ from fedspan.remote.flower import records, server
 from fedspan.remote.flower.client import IDENTITY, identify, preparing, reply_to
 from fedspan.remote.flower.records import RunConfig
 from support.axes import by_axis
+from support.loops import SMALL, settings
 from support.methods import METHODS
-from support.runs import SMALL, settings
 
 FLOAT32 = settings(5, torch.float32)
 SSF = {"name": "ssf", "space": {"name": "gaussian", "rank": 3}, "lr": 0.02, "local_steps": 3}

@@ -24,8 +24,8 @@ from fedspan.remote.flower import records, server
 from fedspan.remote.flower.client import load_spec
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.messages import RoundMessage
+from support.loops import SMALL
 from support.methods import build
-from support.runs import SMALL
 
 
 def test_what_travels_for_ssf_is_its_numbers(tmp_path: Path) -> None:

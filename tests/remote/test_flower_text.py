@@ -29,7 +29,7 @@ from fedspan.core.errors import DataError
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Line
 from fedspan.tasks import _text
-from support.runs import settings
+from support.loops import settings
 
 FLOAT32, COUNTED = settings(8, torch.float32), settings(8, torch.float32, "examples")
 PAGE = Path(__file__).parents[2] / "docs/language-models.md"

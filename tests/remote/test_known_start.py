@@ -18,8 +18,8 @@ from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.messages import RoundMessage
 from fedspan.tasks.regression import Regression
 from support.channel import remote
+from support.loops import advance, model, small, start
 from support.methods import build, every_method
-from support.runs import advance, model, small, start
 
 ROUNDS = 8
 

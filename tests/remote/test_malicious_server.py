@@ -20,8 +20,8 @@ from fedspan.engine.loop import Loop
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.server import RemoteTransport
 from support.channel import LocalChannel, remote
+from support.loops import advance, close, model, small
 from support.methods import build
-from support.runs import advance, close, model, small
 
 Change = Callable[
     [RoundMessage, int], RoundMessage

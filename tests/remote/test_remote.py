@@ -16,8 +16,8 @@ from fedspan.remote.client import StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
 from fedspan.remote.server import RemoteTransport
 from support.channel import LocalChannel, ids_of, remote
+from support.loops import advance, close, model, simulated, small
 from support.methods import build, every_method
-from support.runs import advance, close, model, simulated, small
 
 SSF = {"projector": {"name": "coordinate", "rank": 4}}
 

@@ -17,8 +17,8 @@ from fedspan.core.encoded import Encoded, unpack, width_of
 from fedspan.remote.channel import Failure
 from fedspan.remote.messages import RoundMessage
 from support.channel import Fault, LocalChannel, ids_of, remote
+from support.loops import advance, close, model, simulated, small
 from support.methods import build
-from support.runs import advance, close, model, simulated, small
 
 
 def after_saving(channel: LocalChannel) -> Fault:

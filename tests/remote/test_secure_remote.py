@@ -28,8 +28,8 @@ from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 from fedspan.replies.secure.client import PHASES
 from support.channel import LocalChannel, remote
+from support.loops import Scripted, advance, close, model, small, start
 from support.methods import build
-from support.runs import Scripted, advance, close, model, small, start
 
 FINE = Privacy(secure=True, secure_bits=64)
 

@@ -22,8 +22,8 @@ from fedspan.core.spec import Spec
 from fedspan.engine.history import main_metric
 from fedspan.replies import accountant
 from fedspan.replies.noise import Mechanism
+from support.loops import RUN
 from support.methods import build
-from support.runs import RUN
 
 pytest.importorskip(
     "dp_accounting", reason="dp-accounting is not installed; pip install 'fedspan[privacy]'"

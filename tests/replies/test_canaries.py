@@ -28,8 +28,8 @@ from fedspan.engine.simulator import Simulator
 from fedspan.replies import clip as clipping
 from fedspan.replies.chain import Chain
 from fedspan.replies.noise import Mechanism
+from support.loops import Scripted, advance, model
 from support.methods import build
-from support.runs import Scripted, advance, model
 
 DELTA, CANARY, KEY = 1e-3, 6, bytes(32)
 METHODS: dict[str, dict[str, Any]] = {

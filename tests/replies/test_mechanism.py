@@ -25,8 +25,8 @@ from fedspan.replies.chain import Chain
 from fedspan.replies.clip import MARGIN, clipped, norms
 from fedspan.replies.noise import Mechanism
 from support.channel import LocalChannel, agree
+from support.loops import WireTransport, advance, close, model, small
 from support.methods import build
-from support.runs import WireTransport, advance, close, model, small
 
 KEY = bytes(range(32))
 SSF: dict[str, Any] = {"projector": {"name": "coordinate", "rank": 4}, "correction": "always"}

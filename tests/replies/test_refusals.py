@@ -13,8 +13,8 @@ from fedspan.core import refusals, registry
 from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec
+from support.loops import RUN
 from support.methods import METHODS, TOPK, build
-from support.runs import RUN
 
 PRIVATE: dict[str, Any] = RUN | {"participation": {"weights": "uniform"}, "rounds": 2}
 SETTINGS = Privacy(clip=1.0, noise=1.0, leak=0.1)

@@ -25,8 +25,8 @@ from fedspan.engine.simulator import Simulator
 from fedspan.replies.chain import Chain
 from fedspan.replies.fixed_point import FixedPoint
 from fedspan.replies.noise import Mechanism
+from support.loops import RUN, advance, close, model, small
 from support.methods import build
-from support.runs import RUN, advance, close, model, small
 
 SSF = {"name": "ssf", "space": {"name": "coordinate", "rank": 4}, "drift": "controls"}
 SECURE = {"secure": True, "secure_bits": 64}

@@ -25,8 +25,8 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods.fedavg import FedAvg
 from fedspan.replies.chain import Chain
+from support.loops import RUN, advance, close, model, small, start
 from support.methods import build
-from support.runs import RUN, advance, close, model, small, start
 
 COORDINATES = {"projector": {"name": "coordinate", "rank": 4}}
 FINE = Privacy(secure=True, secure_bits=64)

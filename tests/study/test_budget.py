@@ -13,7 +13,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Curve
-from support.runs import SMALL
+from support.loops import SMALL
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},

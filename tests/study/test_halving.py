@@ -18,7 +18,7 @@ from fedspan.study import conduct, results, tables, tuning
 from fedspan.study.curves import Curve
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
-from support.runs import RUN
+from support.loops import RUN
 
 ROOT = Path(__file__).parents[2]
 GRID = {"method.lr": [1e-5, 0.007, 0.01, 1e6]}

@@ -17,7 +17,7 @@ from rich.console import Console
 from fedspan.study import conduct, report, results, tables
 from fedspan.study.page import by_memory
 from fedspan.study.request import requested
-from support.runs import SMALL
+from support.loops import SMALL
 
 BASE: dict[str, Any] = {
     "rounds": 2,

@@ -18,7 +18,7 @@ from fedspan.methods import EF, SSF, FedAvg
 from fedspan.study.budget import Link
 from fedspan.study.proposal import Tuned
 from fedspan.uplinks import Code, Feedback
-from support.runs import RUN
+from support.loops import RUN
 
 SPEC: dict[str, Any] = RUN | {
     "rounds": 60,

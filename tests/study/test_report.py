@@ -27,7 +27,7 @@ from fedspan.study.report import titled
 from fedspan.study.results import Entry
 from fedspan.study.verdict import problem
 from fedspan.tasks.regression import Regression
-from support.runs import SMALL, Interrupt
+from support.loops import SMALL, Interrupt
 
 TABLE: dict[str, Any] = {
     "rounds": 12,

@@ -16,7 +16,7 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.study.model import Part, table_of
 from fedspan.study.request import entries, requested, split
-from support.runs import SMALL
+from support.loops import SMALL
 
 
 def asked(*specs: Any, **options: Any) -> Part:

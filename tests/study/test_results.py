@@ -24,7 +24,7 @@ from fedspan.study import conduct, jobs, report, results
 from fedspan.study.model import study_of
 from fedspan.study.request import requested
 from fedspan.study.tuning import Runs
-from support.runs import SMALL
+from support.loops import SMALL
 
 QUIET = Console(quiet=True)
 ROWS = {

@@ -16,7 +16,7 @@ from fedspan.study.execute import Queue, work
 from fedspan.study.jobs import Job
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
-from support.runs import RUN
+from support.loops import RUN
 
 SPEEDS = {"fedavg": 1.0, "ssf": 5.0}  # seconds per unit of work
 

@@ -25,7 +25,7 @@ from fedspan.study import conduct, execute, jobs, report, tables
 from fedspan.study.model import Study
 from fedspan.study.request import requested
 from fedspan.study.results import Results
-from support.runs import SMALL
+from support.loops import SMALL
 
 QUIET = Console(quiet=True)
 GAUSSIAN = {"name": "gaussian", "rank": 3}

@@ -19,7 +19,7 @@ from fedspan.study.jobs import jobs_of, place_of, seconds
 from fedspan.study.model import Case, Part, Study, Variant, filled, laid_over
 from fedspan.study.results import collect
 from fedspan.study.tuning import Cell, Runs, edges
-from support.runs import SMALL
+from support.loops import SMALL
 
 QUIET = Console(quiet=True)
 IMAGES: dict[str, Any] = {

@@ -17,7 +17,7 @@ from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
-from support.runs import start
+from support.loops import start
 
 Fault = Callable[[RoundMessage], list[Any]]
 

@@ -23,7 +23,7 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.projectors.gaussian import Gaussian
 from support.axes import by_axis
-from support.runs import settings
+from support.loops import settings
 
 Array = npt.NDArray[np.float64]
 Rows = dict[int, Sequence[npt.NDArray[np.int64]]]  # client → rows of its K local steps

@@ -20,7 +20,7 @@ from fedspan.methods import FedAvg
 from fedspan.nn.augment import AUGMENT
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.tasks.classification import Classification
-from support.runs import settings
+from support.loops import settings
 
 TABLE: dict[str, Any] = {
     "rounds": 6,

@@ -22,7 +22,7 @@ from fedspan.core import tables
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
 from fedspan.study.model import committed
-from support.runs import Interrupt
+from support.loops import Interrupt
 
 pytest.importorskip(
     "transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'"

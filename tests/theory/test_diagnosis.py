@@ -35,8 +35,8 @@ from fedspan.theory.diagnostics import measure
 from fedspan.theory.gradient_probe import all_clients
 from fedspan.theory.lr_search import TrialRunner, search
 from support.axes import by_axis
+from support.loops import advance, model, settings, small, start
 from support.methods import build, every_method
-from support.runs import advance, model, settings, small, start
 
 ROOT = Path(__file__).parents[2]
 TABLE: dict[str, Any] = {

@@ -16,7 +16,7 @@ from fedspan.nn.projection_rules import projection_rules
 from fedspan.tasks.regression import Regression
 from fedspan.theory.estimates import Effort, estimate, smoothness, variance
 from fedspan.theory.gradient_probe import all_clients
-from support.runs import settings, small
+from support.loops import settings, small
 
 
 def exact_smoothness(problem: object) -> np.ndarray:

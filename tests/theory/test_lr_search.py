@@ -15,8 +15,8 @@ from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
 from fedspan.nn.models import mlp
 from fedspan.theory.lr_search import budget_of, search
+from support.loops import advance, model, small, start
 from support.methods import build
-from support.runs import advance, model, small, start
 
 
 def learnable(**settings: Any) -> Any:

@@ -18,7 +18,7 @@ from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import safe_steps, setting_of
 from fedspan.theory.estimates import estimate
 from fedspan.theory.gradient_probe import all_clients
-from support.runs import model, settings, start
+from support.loops import model, settings, start
 
 
 @dataclass(frozen=True)
