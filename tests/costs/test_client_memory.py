@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_map_only
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from test_text_tasks import data  # noqa: F401 (a fixture)
 
 from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
@@ -28,6 +27,7 @@ from support.axes import by_axis
 from support.loops import SMALL, advance, start
 from support.loops import model as model_of
 from support.methods import METHODS
+from support.texts import text_data  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("data")
 CUT = {"name": "dirichlet", "clients": 4, "alpha": 1.0}

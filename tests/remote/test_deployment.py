@@ -18,7 +18,6 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower"))
 
 from cluster import APP, Cluster, kill, quietly
-from rounds import rounds_in
 
 from fedspan.api.run import run
 from fedspan.core import checkpoint
@@ -32,6 +31,7 @@ from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.roster import ROSTER, Roster
 from support.loops import SMALL, Scripted, close
 from support.methods import METHODS
+from support.rounds import rounds_in
 
 SSF = {"space": {"name": "coordinate", "rank": 4}}
 

@@ -25,9 +25,8 @@ from fedspan.core.method import Method
 from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory
-from fedspan.remote.channel import Channel
 from fedspan.remote.client import RemoteClient, StateFile
-from fedspan.remote.messages import Agreement, RoundMessage
+from fedspan.remote.messages import Agreement, Channel, RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 

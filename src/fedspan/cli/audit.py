@@ -32,69 +32,62 @@ def command(
     """
     from fedspan.cli._tables import say
     from fedspan.core.errors import FedspanError
-    from fedspan.engine.audit import missing_seeds, trails
-    from fedspan.engine.provenance import public_key, signed_by
+    from fedspan.engine.audit import read_record
+    from fedspan.engine.provenance import fingerprint, public_key, signed_by
 
-    expected, wrong = None if key is None else public_key(key), 0
-    found = trails(run_dir)
-    for trail in found:
-        if expected is not None and signed_by(trail.card) != expected:
-            trail.wrong.append(f"the model card is not signed by the key in {str(key)!r}")
-        if expected is not None and trail is found[0] and (seeds := missing_seeds(found)):
-            trail.wrong.append(f"there is no record of seed {seeds[0]}, which the signed run has")
+    expected = None if key is None else public_key(key)
+    trails, card, wrong = read_record(run_dir)
+    for trail in trails:
         if trail.header:
             _show_run(trail)
             try:
                 _show_clients(trail, run_dir, client, every)
             except FedspanError as error:  # of the roster
-                trail.wrong.append(str(error))
-        for line in trail.wrong:
-            say(f"CHANGED: {line}")
-        wrong += len(trail.wrong)
+                wrong.append(str(error))
+    by = signed_by(card)
+    if card:
+        say(f"the card is {f'signed by key {fingerprint(by)}' if by else 'not signed'}")
+    if expected is not None and by != expected:
+        wrong.append(f"the card of the run is not signed by the key in {str(key)!r}")
+    for line in wrong:
+        say(f"CHANGED: {line}")
     say(f"the record is {'not ' if wrong else ''}as it was written")
     return CHANGED if wrong else 0
 
 
 def _show_run(trail: Trail) -> None:
     from fedspan.cli._tables import say, size
-    from fedspan.engine.provenance import fingerprint, signed_by
+    from fedspan.engine.audit import COUNTED, MISSED
 
-    head, rounds = trail.header, len(trail.rounds)
-    status = trail.ended.get("ended", "not finished")
-    say(
-        f"run {head['run']}, seed {head['seed']}, spec {head['identity']}: {status} after {rounds} rounds"
-    )
+    head, counts = trail.header, [trail.of_kind(kind) for kind in (COUNTED, MISSED)]
+    status = f"{trail.ended or 'not finished'} after {len(counts[0])} rounds"
+    say(f"run {head['run']}, seed {head['seed']}, spec {head['identity']}: {status}")
     for line in (head, *(one for one in trail.resumed if one is not head)):
         what = f"resumed at round {line['resumed']}" if "resumed" in line else "begun"
         versions = ", ".join(f"{name} {version}" for name, version in line["versions"].items())
         say(f"  {what} {line['time']} with {versions}")
-    counted, lost = (sum(map(len, table.values())) for table in (trail.rounds, trail.not_counted))
+    counted, lost = (sum(map(len, table.values())) for table in counts)
     sent = f"{size(trail.up_bytes)} up, {size(trail.down_bytes)} down"
     say(f"  replies: {counted} counted, {lost} not; {sent}")
     if happened := trail.happened():
         say("  events: " + ", ".join(f"{kind} {count}" for kind, count in sorted(happened.items())))
-    if (epsilon := trail.evaluated.get("epsilon")) is not None:
+    if (epsilon := trail.last.get("epsilon")) is not None:
         say(f"  epsilon so far: {epsilon:.4g}")
-    covered = f", as in {trail.covered_by}" if trail.covered_by else ""
-    say(f"  {trail.lines} lines, last hash {trail.last_hash[:16]}…{covered}")
-    if trail.card:
-        key = signed_by(trail.card)
-        by = f"signed by key {fingerprint(key)}" if key else "not signed"
-        say(f"  model {trail.card['model'].get('sha256')!s:.16}…, {by}")
+    say(f"  {trail.lines} lines, last hash {trail.last_hash[:16]}…")
 
 
 def _show_clients(trail: Trail, run_dir: Path, client: int | None, every: bool) -> None:
     from fedspan.cli._tables import say, show
-    from fedspan.engine.audit import ranges
+    from fedspan.engine.audit import COUNTED, MISSED, ranges
     from fedspan.remote.roster import ROSTER, Roster
 
     if client is not None:
-        for word, rounds in (("counted", trail.rounds), ("not counted", trail.not_counted)):
-            when = ranges(t for t, who in rounds.items() if client in who)
+        for word in (COUNTED, MISSED):
+            when = ranges(t for t, who in trail.of_kind(word).items() if client in who)
             say(f"  client {client} {word} in rounds {when or 'none'}")
-        for event in trail.events:
-            if client in event["clients"]:
-                say(f"    round {event['round']}: client {client}: {event['text']}")
+        for t, _, who, text in trail.events:
+            if text and client in who:
+                say(f"    round {t}: client {client}: {text}")
         return
     clients, path = trail.clients(), run_dir / ROSTER
     nodes = Roster.at(path).nodes if path.exists() else {}

@@ -30,7 +30,7 @@ def command(
     if action is None:
         for name in sets.names():
             found = sets.find(name)
-            state = "here" if sets.here(name) else f"not here; {found.command}"
+            state = "here" if found.here() else f"not here; {found.command}"
             say(f"{name} ({size(found.size)}, {state})" if found.size else f"{name} ({state})")
             say(f"    {found.about}\n    clients: {found.clients}")
             say(f"    licence: {found.licence}\n    source: {found.source}")
@@ -53,7 +53,7 @@ def _get(found: DataSet) -> None:
     from fedspan.data import sets
     from fedspan.huggingface import hub_data
 
-    if sets.made(found.name) or (found.package is not None and sets.here(found.name)):
+    if found.places() or (found.package and found.here()):
         say(f"{found.name} is here")
         return
     progress = Progress(
@@ -73,15 +73,11 @@ def _get(found: DataSet) -> None:
 
     try:
         try:
-            if found.hub is None or sets.here(found.name) or not hub_data.installed():
-                sets.get(found, seen)
-            else:
-                hub_data.reach()
-                sets.get(found, seen, hub_data.load)
+            sets.get(found, seen, hub_data.load if hub_data.installed() else None)
         except sets.HubError as error:
             typer.echo(f"{error}; taking the official files", err=True)
             sets.get(found, seen)
     finally:
         if bars:
             progress.stop()
-    say(f"{found.name} is here: {', '.join(str(path) for path in sets.paths(found.name).values())}")
+    say(f"{found.name} is here: {', '.join(map(str, found.places().values()))}")

@@ -85,7 +85,7 @@ def _show(name: str, kinds: dict[str, dict[str, str]]) -> None:
         for setting, of, *rest in settings(entry):
             if kind == "method" and setting in AXES:
                 # a compressor stands for a choice of some kinds
-                more = ["a compressor"] if hasattr(registry.KINDS[of].base, "adopts") else []
+                more = ["a compressor"] if hasattr(registry.KINDS[of], "adopts") else []
                 of = " | ".join([*registry.choices(of), *more])
                 axes.append((AXES.index(setting), [setting, of, *rest]))
             else:
