@@ -13,8 +13,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 
-from conftest import METHODS, SMALL, advance, start
-from conftest import model as model_of
 from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
@@ -26,6 +24,9 @@ from fedspan.huggingface.checkpoints import load_model
 from fedspan.huggingface.lora import stepper
 from fedspan.nn.problem import TorchProblem
 from support.axes import by_axis
+from support.loops import SMALL, advance, start
+from support.loops import model as model_of
+from support.methods import METHODS
 from support.texts import text_data  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("data")

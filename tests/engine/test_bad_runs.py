@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import Interrupt
 from fedspan.api.fit import spec_of
 from fedspan.core.json_log import lines_text, read_table, write_table
 from fedspan.theory import lr_search
+from support.loops import Interrupt
 
 
 def data(seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:

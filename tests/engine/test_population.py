@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import GAUSSIAN, advance, build, small
 from fedspan.core import checkpoint
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import CheckpointError
@@ -31,6 +30,8 @@ from fedspan.methods import SSF
 from fedspan.replies.chain import Event, Replies, in_words
 from fedspan.tasks.custom import Custom
 from fedspan.tasks.regression import Regression
+from support.loops import advance, small
+from support.methods import GAUSSIAN, build
 
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
 MANY = 300

@@ -15,7 +15,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import fedspan
-from conftest import METHODS, build, in_subspace
 from fedspan.core.config import Engine, Settings, Simulate, Training
 from fedspan.core.objective import InPlaceDirection
 from fedspan.engine.loop import Loop
@@ -26,6 +25,7 @@ from fedspan.nn.models import build as network
 from fedspan.nn.objective import TorchObjective
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
+from support.methods import METHODS, build, in_subspace
 
 NAMES = list(METHODS)
 PROJECTORS = ("coordinate", "gaussian", "hadamard")

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ADAMW, GAUSSIAN, advance, build, model, small, start
 from fedspan.core import tables
+from support.loops import advance, model, small, start
+from support.methods import ADAMW, GAUSSIAN, build
 
 ROUNDS = 30
 

@@ -11,13 +11,14 @@ from torch import nn
 from torch.func import functional_call
 
 import fedspan
-from conftest import build, small, start
 from fedspan.core.config import Projection
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
 from fedspan.nn.module import FlatModule
 from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.projectors.gaussian import Gaussian
+from support.loops import small, start
+from support.methods import build
 
 LR, STEPS, ROUNDS, RANK, LEAST = 0.1, 3, 4, 2, 40
 Data = list[tuple[torch.Tensor, torch.Tensor]]

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import Scripted, advance, build, model
 from fedspan.core.layout import Block, Layout
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.privacy import Privacy
@@ -29,6 +28,8 @@ from fedspan.engine.simulator import Simulator
 from fedspan.replies import clip as clipping
 from fedspan.replies.chain import Chain
 from fedspan.replies.noise import Mechanism
+from support.loops import Scripted, advance, model
+from support.methods import build
 
 DELTA, CANARY, KEY = 1e-3, 6, bytes(32)
 METHODS: dict[str, dict[str, Any]] = {

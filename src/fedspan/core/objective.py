@@ -95,16 +95,19 @@ class Objective(ABC):
 
 
 class Flat(Objective):
-    """f = 0, for rounds without data."""
+    """f = 0 of so many clients in each run, for rounds without data."""
+
+    def __init__(self, clients: int = 1) -> None:
+        self.clients = clients
 
     def grad(self, y: Vector) -> Vector:
-        return torch.zeros_like(y)
+        return y.new_zeros(y.shape[0], self.clients, y.shape[-1])
 
     def full_grad(self, x: Vector) -> Vector:
-        return torch.zeros_like(x)
+        return self.grad(x)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
-        return torch.zeros_like if plus is None else lambda z: torch.zeros_like(z) + plus
+        return self.direction(plus)
 
 
 class Problem(ABC):

@@ -69,13 +69,16 @@ class Transport(Protocol):
         """Delivers a round's download and the model's buffers to the cohort; the chain decides which replies count."""
 
     def save(self) -> wire.Arrays:
-        """What this end must keep of the clients for a later `load`."""
+        """What this end must keep of the clients for a later `load`; nothing, if it is never resumed."""
+        return {}
 
     def saved(self) -> None:
         """What `save` gave is on disk."""
+        return
 
     def load(self, arrays: wire.Arrays) -> None:
         """Puts back what `save` gave."""
+        return
 
 
 @dataclass(frozen=True)

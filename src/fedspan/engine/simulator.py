@@ -162,7 +162,7 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         """How a round of so many clients is computed.
 
         `auto` is batched where the gradients of the network are known as formulas and the clients' models are not too
-        large together; the loop elsewhere. `fedspan bench` tells whether another way is faster on a machine.
+        large together; the loop elsewhere.
         """
         if clients == 1:
             return "batched"

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conftest import settings
 from fedspan.core import tables
 from fedspan.core.projector import draw
 from fedspan.core.round import Schedule
@@ -25,6 +24,7 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.projectors.gaussian import Gaussian
 from support.axes import by_axis
+from support.loops import settings
 
 Array = npt.NDArray[np.float64]
 Rows = dict[int, Sequence[npt.NDArray[np.int64]]]  # client → rows of its K local steps
