@@ -68,20 +68,21 @@ class ResNet(nn.Module):
         super().__init__()
         if (depth - 2) % 6:
             raise SpecError(f"a CIFAR ResNet has 6n + 2 layers (8, 20, 56, 110), got {depth}")
-        norms: dict[Norm, Callable[[int], nn.Module]] = {
-            "batch": nn.BatchNorm2d,
-            "group": lambda channels: nn.GroupNorm(min(8, channels), channels),
-            "none": nn.Identity,
-        }
-        make = norms[norm]
+        make: Callable[[int], nn.Module] = nn.Identity
+        if norm == "batch":
+            make = nn.BatchNorm2d
+        elif norm == "group":
+            make = lambda channels: nn.GroupNorm(min(8, channels), channels)  # noqa: E731
         self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
         self.norm = make(width)
-        self.blocks, inputs = nn.Sequential(), width
-        for number in range((depth - 2) // 2):
-            stage, block = divmod(number, (depth - 2) // 6)
-            stride = 2 if stage and not block else 1
-            self.blocks.append(ResidualBlock(inputs, width << stage, stride, make))
-            inputs = width << stage
+        blocks: list[nn.Module] = []
+        inputs = width
+        for stage in range(3):
+            for block in range((depth - 2) // 6):
+                outputs = width << stage
+                blocks.append(ResidualBlock(inputs, outputs, 2 if stage and not block else 1, make))
+                inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
