@@ -190,7 +190,9 @@ def test_callbacks_and_settings_as_they_come_to_mind() -> None:
         fit(test=(X, Y), metrics=["acuracy"])
     assert len(fit(rounds=np.int64(2), seed=np.int64(1)).history) == 3
     if not torch.cuda.is_available():
-        with pytest.raises(SpecError, match="`device` is 'cuda', but torch finds no CUDA here"):
+        with pytest.raises(
+            SpecError, match="`device` is 'cuda', but torch finds no such device here"
+        ):
             fit(device="cuda")
 
 

@@ -160,6 +160,27 @@ def test_names_metrics_and_functions_are_taken_and_each_evaluation_starts_afresh
         chosen([3])
 
 
+def test_r2_of_equal_targets_is_undefined_and_says_why() -> None:
+    same = torch.ones(5)
+    assert not math.isfinite(measured("r2", SCORES[:5], same))
+    assert not math.isfinite(measured("r2", SCORES[:1], same[:1]))
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="'r2' is undefined .*it needs targets that differ"):
+        fedspan.fit(
+            nn.Linear(3, 1), [(x, x[:, :1])], F.mse_loss, rounds=1, test=(x, torch.ones(20, 1)),
+            method={"name": "fedavg", "lr": 0.1}, metrics=["r2"], progress=False,
+        )  # fmt: skip
+
+
+def test_the_order_and_size_of_batches_change_no_label_metric() -> None:
+    """What is kept of two parts is that of the whole."""
+    for name in ("accuracy", "f1_macro", "auroc", "average_precision"):
+        whole = measured(name, LOGITS, LABELS, 101)
+        assert {measured(name, LOGITS, LABELS, batch) for batch in (1, 17, 50)} == {whole}
+        back = measured(name, LOGITS.flip(0), LABELS.flip(0), 17)
+        assert back == pytest.approx(whole, rel=1e-12)
+
+
 def test_targets_that_a_metric_cannot_use_are_named() -> None:
     with pytest.raises(SpecError, match="one output per target, got outputs of shape"):
         measured("mae", LOGITS, LABELS)

@@ -20,9 +20,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
-from rounds import rounds_in
 from test_faults import CALLS, KilledError, damage
-from test_flower import FakeGrid, spec_of
 
 from conftest import Scripted, close
 from fedspan.core.errors import CheckpointError, FedspanError
@@ -35,6 +33,8 @@ from fedspan.remote.client import StateFile, StateLostError
 from fedspan.remote.flower import server
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.flower.records import RunConfig
+from support.flower import FakeGrid, spec_of
+from support.rounds import rounds_in
 
 METHOD = {
     "name": "ssf",

@@ -196,7 +196,9 @@ def test_it_refutes_a_run_whose_clip_was_not_applied(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        clipping, "clipped", lambda up, clip: (up, clipping.norms(list(payload(up).values())))
+        clipping,
+        "clipped",
+        lambda up, clip: (up, clipping.norms_of(payload(up).values()).unsqueeze(-1)),
     )
     claimed, refuted = audited(name, 1.2, 7, 2000)
     assert refuted > claimed

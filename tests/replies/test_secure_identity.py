@@ -19,14 +19,13 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
-from test_secure_attacks import at
-from test_secure_sum import session
 
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.privacy import Privacy
 from fedspan.replies.secure import client as secure_client
 from fedspan.replies.secure.client import Member
 from fedspan.replies.secure.identity import Identity
+from support.secure import at, real, session
 
 SIGNED = Privacy(secure=True, secure_signed=True)
 
@@ -35,7 +34,7 @@ def test_signed_keys_give_the_same_sum() -> None:
     one, _ = session({i: np.full(4, float(i)) for i in range(5)}, SIGNED, {"train": {2}})
     survivors, total = one.run()
     assert survivors == [0, 1, 3, 4]
-    assert one.fixed.decode(total).tolist() == [8.0] * 4
+    assert real(total, one.fixed) == [8.0] * 4
 
 
 @pytest.mark.parametrize("who", ["a stranger", "another client", "nobody"])

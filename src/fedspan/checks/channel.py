@@ -12,9 +12,8 @@ from fedspan.core.config import Participation
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
-from fedspan.remote.channel import Failure
 from fedspan.remote.client import RemoteClient, StateFile
-from fedspan.remote.messages import Agreement, RoundMessage
+from fedspan.remote.messages import Agreement, DroppedError, RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 
@@ -54,7 +53,9 @@ class LocalChannel:
         )
         return self.kind(*own, known_start=self.known_start)
 
-    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
+    def deliver(
+        self, messages: list[RoundMessage]
+    ) -> Iterator[tuple[int, RoundMessage | DroppedError]]:
         """The replies, or what a fault makes of them."""
         for number, message in enumerate(messages):
             again = RoundMessage.read(

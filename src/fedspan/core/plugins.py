@@ -180,5 +180,5 @@ def _remedy(module: ModuleType) -> str:
         return f"put @fedspan.register above the class {kinds[-1]}"
     if callable(getattr(module, "command", None)):
         return "a plugin cannot add a command; commands are files in fedspan/cli"
-    bases = ", ".join(kind.base.__name__ for kind in registry.KINDS.values())
+    bases = ", ".join(base.__name__ for base in registry.KINDS.values())
     return f"it has no class that derives from one of {bases}"

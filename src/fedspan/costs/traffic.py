@@ -30,7 +30,6 @@ from fedspan.engine.loop import Loop, cohort_of
 from fedspan.projectors._dense import Dense
 from fedspan.projectors.identity import Identity
 from fedspan.replies.chain import Chain, Replies
-from fedspan.replies.running_mean import RunningMean
 
 WITH_VALUES = 300_000  # parameters up to which a walk with values is faster than without
 WALKED = 40  # rounds that are walked through, at least
@@ -234,7 +233,7 @@ def _server_step(loop: Loop) -> int:
     """Bytes at the peak of the server's step beyond its state: replies, or their mean, and the new x."""
     rnd = loop._round()
     up = loop.transport.exchange(rnd, loop.method.broadcast(loop.server, rnd), None, loop.chain).up
-    up = wire.pick(up, 0) if isinstance(loop.chain.gathering(rnd), RunningMean) else up
+    up = wire.pick(up, 0) if loop.chain.gathering(rnd).running else up
     replies = wire.pack(up).values()
     with Live(loop.problem.x0.device) as live:
         live.count([*wire.pack(loop.server).values(), *replies])

@@ -36,6 +36,8 @@ from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of
 
 COUNTER = "num_batches_tracked"  # of BatchNorm; with momentum=None it weights the next batch
 LARGE = 1 << 22  # numbers of a model that clients in one process train in the memory of x itself
+Evaluation = tuple[dict[str, Any], dict[str, list[float]]]
+"""A client's row of metrics, and by name the summaries whose sums give the metrics of all clients' examples."""
 SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
 
 
@@ -54,6 +56,7 @@ class TorchProblem(Problem):
         tests: The evaluations on the "test set" and the "validation set", as far as there are any.
         client_tests: Gives the part (train, test or validation) that a client is evaluated on, and its evaluation.
             None: clients are not evaluated.
+        usage: How the trained model is used, as plain values.
     """
 
     cohort_mode = "per_client"
@@ -71,6 +74,7 @@ class TorchProblem(Problem):
         names: Sequence[str] | None = None,
         tests: Mapping[str, Evaluator] | None = None,
         client_tests: Callable[[int], tuple[str, Evaluator]] | None = None,
+        usage: Mapping[str, Any] | None = None,
     ) -> None:
         if not clients:
             raise DataError("there are no clients; give at least one")
@@ -81,6 +85,7 @@ class TorchProblem(Problem):
         self.here: Sequence[int] = getattr(clients, "here", range(len(clients)))
         self.seeds, self.on_client = (seed,), on_client
         self.tests, self.client_tests = tests or {}, client_tests
+        self.usage = dict(usage or {})
         self.privacy = settings.dp  # of single examples
         if settings.dp is not None and settings.dp.level != "example":
             self.privacy = None
@@ -100,7 +105,7 @@ class TorchProblem(Problem):
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
         self.weights = None
-        if settings.participation.weights != "uniform":
+        if settings.participation.weights != "uniform" and self.here and not on_client:
             self.weights = settings.participation.shares(sizes_of(self.local_data))
         # a buffer that is not saved is a constant, such as rotary frequencies
         saved = model.state_dict().keys()
@@ -207,18 +212,19 @@ class TorchProblem(Problem):
         x: Vector | None,
         buffers: Vector | None = None,
         weights: Mapping[str, Tensor] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Metrics of a server model, or of a model by its `state_dict`, on each client's data: one row per client."""
+    ) -> list[Evaluation]:
+        """Metrics and summaries of a server model, or of a model by its `state_dict`, on each client's data."""
         if x is not None:
             self._load(x, buffers)
         elif weights is not None:
             self.trained(weights)
-        rows: list[dict[str, Any]] = []
+        rows: list[Evaluation] = []
         for client in self.here if self.client_tests is not None else ():
             part, test = self.client_tests(client)  # type: ignore[misc]
             name = str(client) if self.names is None else self.names[client]
             about = {"client": name, "data": part, "examples": len(test.data)}
-            rows.append({**about, **test(self.model)})
+            summaries: dict[str, list[float]] = {}
+            rows.append((about | dict(test(self.model, summaries)), summaries))
         return rows
 
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:

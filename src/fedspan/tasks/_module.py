@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.task import Holdings, Task
+from fedspan.data.table_data import TableData
 from fedspan.huggingface.models import (
     Pretrained,
     about,
@@ -37,6 +38,7 @@ from fedspan.huggingface.text_data import as_texts, by_length
 from fedspan.metrics._collected import Labels, one_number
 from fedspan.metrics._own import chosen
 from fedspan.nn.batches import Batch, ClientData, Clients, Loss, client_name, placed
+from fedspan.nn.blueprint import blueprint
 from fedspan.nn.client_data import as_client_data, is_frame, split_parts, table_columns
 from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs
 from fedspan.nn.problem import TorchProblem
@@ -75,8 +77,10 @@ class Material:
     objective: Loss | None = None  # in place of a loss of outputs and targets
     names: Sequence[str] | None = None  # of the clients; None: they are numbered
     settings: Settings = field(default_factory=Settings)  # of the run
+    tables: TableData | None = None  # what the clients' data were made of
     kind: ProblemKind | None = field(default=None, init=False)
     columns: list[Any] = field(default_factory=list, init=False)  # of tables, as the first has them
+    inputs: list[Any] = field(default_factory=list, init=False)  # columns of tables of inputs
     shape: torch.Size | None = field(default=None, init=False)  # of an example's inputs
 
     @staticmethod
@@ -105,7 +109,8 @@ class Material:
         later = len(data) > READ_AT_START and hasattr(data, "__getitem__")
         if isinstance(data, list | tuple) or not later:
             data = list(data)  # else each client's data is fetched when it takes part
-        return Material(model, data, names=names, **others)
+        tables = clients if isinstance(clients, TableData) else None
+        return Material(model, data, names=names, tables=tables, **others)
 
     def who(self, client: int) -> str:
         """A client as error messages name it."""
@@ -185,6 +190,25 @@ class Material:
         score = by_outputs(self.kind.loss, self.kind.for_metrics)
         return made(score, usual=names, logits=self.kind.logits)
 
+    def usage(self) -> dict[str, Any]:
+        """How the trained model is used, as plain values: how it is built, and what it takes and gives."""
+        known, tables = self.kind, self.tables
+        kind = "other" if known is None else known.kind
+        count = known.outputs[-1] if known is not None and known.outputs else 1
+        found: dict[str, Any] = {
+            "blueprint": blueprint(self.model),
+            "kind": kind,
+            "logits": known is None or known.logits is not False,
+            "classes": list(range({"binary": 2}.get(kind, count))) if kind != "numbers" else [],
+            "columns": [str(name) for name in self.inputs],
+        }
+        if tables is not None:
+            own = {who: schema.table() for who, schema in tables.own.items()}
+            found |= {"schema": tables.schema.table(), "classes": tables.classes, "own": own}
+            if known is None:  # of a server, which has no data to look at
+                found["kind"] = "classes" if tables.classes else "numbers"
+        return found
+
     def _try_objective(self, data: ClientData) -> None:
         """The objective must give a number with a gradient on two examples; the model stays as it was.
 
@@ -210,7 +234,9 @@ class Material:
     def _ordered(self, data: Any, who: str) -> Any:
         """The data with the columns of its table, or of its table of inputs, in the order of the first client's."""
         if isinstance(data, list | tuple) and len(data) == 2 and is_frame(data[0]):
-            return self._ordered(data[0], who), data[1]
+            found = self._ordered(data[0], who), data[1]
+            self.inputs = self.columns
+            return found
         if not is_frame(data):
             data = table_columns(data) or data
             if not isinstance(data, Mapping):
@@ -243,15 +269,30 @@ class ModuleTask(Task):
         return self._problem(seeds, settings)
 
     def client_problem(
-        self, client: int, seeds: tuple[int, ...], settings: Settings
+        self,
+        client: int,
+        seeds: tuple[int, ...],
+        settings: Settings,
+        agreed: Mapping[str, Any] | None = None,
     ) -> TorchProblem:
         """One client's examples and no test set."""
-        return self._problem(seeds, settings, [client], on_client=True)
+        made = None if agreed is None else self.site_material(seeds[0], settings, agreed, client)
+        return self._problem(seeds, settings, [client], on_client=True, made=made)
 
-    def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
-        """The test set; clients' examples only where clients are weighted by their number."""
-        weighted = settings.participation.weights == "examples"
-        return self._problem(seeds, settings, None if weighted else [])
+    def server_problem(
+        self, seeds: tuple[int, ...], settings: Settings, agreed: Mapping[str, Any] | None = None
+    ) -> TorchProblem:
+        """The test set, and no client's examples; clients say how many they have."""
+        made = None
+        if agreed is not None and "schema" in agreed:
+            made = self.site_material(seeds[0], settings, agreed)
+        return self._problem(seeds, settings, [], made=made)
+
+    def site_material(
+        self, seed: int, settings: Settings, agreed: Mapping[str, Any], client: int | None = None
+    ) -> Material:
+        """The model and the data of one client on its own machine, or of none, by what was agreed on."""
+        raise NotImplementedError
 
     def holdings(self, seed: int) -> Holdings:
         """How many examples every client has; of each class where targets are whole numbers."""
@@ -272,10 +313,11 @@ class ModuleTask(Task):
         settings: Settings,
         ids: Sequence[int] | None = None,
         on_client: bool = False,
+        made: Material | None = None,
     ) -> TorchProblem:
         """The problem with the data of these clients; None: of all."""
         (seed,), chosen = seeds, settings.projection
-        made = replace(self.material(seed, settings.torch_dtype), settings=settings)
+        made = replace(made or self.material(seed, settings.torch_dtype), settings=settings)
         given, count = made.clients, len(made.clients)
         ids = range(count) if ids is None else ids
         if on_client and not 0 <= ids[0] < count:
@@ -333,7 +375,8 @@ class ModuleTask(Task):
             on_client=on_client,
             names=made.names,
             tests=tests,
-            client_tests=None if on_client else client_tests,
+            client_tests=client_tests,
+            usage=made.usage(),
         )
 
 

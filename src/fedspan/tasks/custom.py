@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fedspan.core.config import Settings
 from fedspan.core.digest import digest, module_text, source_of
 from fedspan.core.errors import SpecError, at_least, one_line
 from fedspan.core.plugins import called, load_module
@@ -28,7 +27,6 @@ from fedspan.core.registry import register
 from fedspan.core.seeds import torch_generator
 from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import table_columns
-from fedspan.nn.problem import TorchProblem
 from fedspan.tasks._imports import checked_model
 from fedspan.tasks._module import Material, ModuleTask
 
@@ -121,14 +119,6 @@ class Custom(ModuleTask):
             lambda: given("validation"),
             getattr(module, "loss", None),
         )
-
-    def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
-        """No data but what the server evaluates on."""
-        if settings.participation.weights != "uniform":
-            raise SpecError(
-                "`participation.weights` 'examples' needs all clients' data, and a server has none; set it to 'uniform'"
-            )
-        return super().server_problem(seeds, settings)
 
 
 def _digest(data: Any) -> str:
