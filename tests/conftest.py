@@ -232,8 +232,8 @@ def every_method() -> list[Any]:
 def browser_is_closed() -> Iterator[None]:
     """The pages of a test file share one browser, which ends with the file."""
     yield
-    if "browsing" in sys.modules:
-        sys.modules["browsing"].close()
+    if "support.browsing" in sys.modules:
+        sys.modules["support.browsing"].close()
 
 
 class Interrupt(Callback):

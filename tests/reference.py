@@ -20,6 +20,7 @@ import torch
 from conftest import settings
 from fedspan.core import tables
 from fedspan.core.projector import draw
+from fedspan.core.round import Schedule
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.projectors.gaussian import Gaussian
@@ -275,7 +276,7 @@ def compare(
             Ps = [v.numpy().copy() for v in method.basis(loop.server, loop._round())]
         if batch != "full":
             picks = (
-                problem.picks(SEEDS, range(t, t + 1), 0, ids[None], STEPS)[0]
+                problem.picks(Schedule(t, ids[None], ids), 0, STEPS)[0]
                 .numpy()
                 .reshape(STEPS, *ids.shape, batch)
             )

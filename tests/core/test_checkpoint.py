@@ -170,7 +170,7 @@ def test_a_run_killed_before_its_first_row_can_be_resumed(tmp_path: Path) -> Non
         raise SystemExit
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "History", die)
+        patch.setattr(folder, "JsonLog", die)
         with pytest.raises(SystemExit):
             run(spec, tmp_path / "cut")
     assert not (tmp_path / "cut" / "history.jsonl").exists()

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from test_text_tasks import data  # noqa: F401
 
 import fedspan
 from conftest import advance, start
@@ -31,6 +30,7 @@ from fedspan.huggingface.lora import stepper, with_adapters
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
 from fedspan.nn.projection_rules import projection_rules
+from support.texts import text_data  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 BERT = {

@@ -20,7 +20,7 @@ from fedspan.core.round import Round
 from fedspan.costs.dry_run import Live
 from fedspan.downlinks import changes
 from fedspan.drifts import Controls
-from fedspan.engine import loop, states
+from fedspan.engine import loop
 from fedspan.methods import SSF, FedAvg, Scaffold
 from fedspan.nn import problem as nn_problem
 from fedspan.nn.client_data import as_client_data
@@ -37,7 +37,6 @@ def as_large(patch: pytest.MonkeyPatch) -> None:
     """Treats every model as a large one."""
     patch.setattr(chain, "LARGE", 0)
     patch.setattr(loop, "LARGE", 0)
-    patch.setattr(states, "LARGE", 0)
     patch.setattr(changes, "LARGE_LOG", 0)
     patch.setattr(nn_problem, "LARGE", 0)
 

@@ -21,7 +21,7 @@ from fedspan.core.config import Engine, Participation
 from fedspan.core.errors import SpecError
 from fedspan.core.round import Round
 from fedspan.engine import loop as loops
-from fedspan.engine import simulator, states
+from fedspan.engine import simulator
 from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.messages import RoundMessage
@@ -188,7 +188,7 @@ def test_replies_of_large_models_are_screened_as_they_come(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what was usual in earlier rounds; where the state was overwritten in place, the client starts again."""
-    for module in (chains, loops, states):
+    for module in (chains, loops):
         monkeypatch.setattr(module, "LARGE", 0)
     torch.manual_seed(0)
     model, data = (

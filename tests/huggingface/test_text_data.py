@@ -88,7 +88,7 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
     "mask": (
         bert,
         SHORT | {"attention_mask": torch.ones(2, 3)},
-        "'attention_mask' is 2 × 3, 'input_ids' 2 × 4",
+        r"'attention_mask' has the shape (2, 3), 'input_ids' (2, 4)",
     ),
     "length": (
         bert,
@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
         [{"input_ids": [7], "labels": [7]}],
         "example 0 has no token to predict",
     ),
-    "labels of a class": (llama, SHORT, "'labels' is 2, 'input_ids' 2 × 4"),
+    "labels of a class": (llama, SHORT, r"'labels' has the shape (2,), 'input_ids' (2, 4)"),
     "empty": (bert, {"input_ids": [], "labels": []}, "has no examples"),
     "text": (bert, [{"input_ids": "hello", "labels": 0}], "'input_ids' is not numbers"),
     "other keys": (bert, [questions()[0], {"input_ids": [7]}], "example 1 has the keys"),

@@ -129,7 +129,7 @@ def test_with_a_frozen_no_full_gradient_is_asked_for(monkeypatch: pytest.MonkeyP
     def refuse(*_: Any) -> None:
         raise ArithmeticError("a full gradient")
 
-    monkeypatch.setattr(FlatModule, "grad", refuse)
+    monkeypatch.setattr(FlatModule, "in_place", refuse)
     fit(build("ffalora", lr=LR, local_steps=2, rank=RANK, alpha=1.0, others="frozen"))
     with pytest.raises(ArithmeticError):
         fit(build("fedit", lr=LR, local_steps=2, rank=RANK))

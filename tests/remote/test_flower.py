@@ -20,7 +20,7 @@ from fedspan.api.run import run
 from fedspan.cli import audit
 from fedspan.core.callback import Callback
 from fedspan.core.spec import Spec
-from fedspan.engine.audit import trails
+from fedspan.engine.audit import COUNTED, read_record
 from fedspan.engine.loop import Loop
 from fedspan.remote import flower
 from fedspan.remote.flower import records, server
@@ -166,12 +166,12 @@ def test_the_audit_of_a_deployment_tells_what_happened_to_whom(tmp_path: Path, c
         bind_clients=True,
     )
     assert result.status == "finished"
-    (trail,) = trails(tmp_path / "run")
-    assert not trail.wrong
+    (trail,), _, wrong = read_record(tmp_path / "run")
+    assert not wrong
     assert trail.happened() == {
         "no reply": 1, "refused": 1, "state lost": 1, "restored": 1,
     }  # fmt: skip
-    assert sum(map(len, trail.rounds.values())) == 8 * 7 - 2
+    assert sum(map(len, trail.of_kind(COUNTED).values())) == 8 * 7 - 2
     assert trail.clients()[3]["restored"] == 1
     assert audit.command(tmp_path / "run") == 0
     told = capsys.readouterr().out

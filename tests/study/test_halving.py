@@ -16,7 +16,7 @@ from conftest import RUN
 from fedspan.core.errors import DataError
 from fedspan.engine import history
 from fedspan.study import conduct, results, tables, tuning
-from fedspan.study.curves import Curve
+from fedspan.study.curves import Series
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
 
@@ -85,9 +85,10 @@ def test_a_study_that_is_run_again_makes_no_run_again(early: Runs) -> None:
     assert [cell.point for cell in again.cells] == [cell.point for cell in early.cells]
 
 
-def curve(values: list[float]) -> Curve:
+def curve(values: list[float]) -> Series:
     rows = np.arange(len(values), dtype=float)
-    return Curve(rows, np.array([values]), rows, rows, rows, [None], [False])
+    metrics = {"": np.array([values])}
+    return Series("", "", {}, (0,), {"round": rows}, metrics, [None], [False])
 
 
 @pytest.mark.parametrize(

@@ -33,37 +33,38 @@ def command(
     """
     from fedspan.cli._tables import say
     from fedspan.core.errors import FedspanError
-    from fedspan.engine.audit import missing_seeds, trails
-    from fedspan.engine.provenance import public_key, signed_by
+    from fedspan.engine.audit import read_record
+    from fedspan.engine.provenance import fingerprint, public_key, signed_by
 
-    expected, wrong = None if key is None else public_key(key), 0
-    found = trails(run_dir)
-    for trail in found:
-        if expected is not None and signed_by(trail.card) != expected:
-            trail.wrong.append(f"the model card is not signed by the key in {str(key)!r}")
-        if expected is not None and trail is found[0] and (seeds := missing_seeds(found)):
-            trail.wrong.append(f"there is no record of seed {seeds[0]}, which the signed run has")
+    expected = None if key is None else public_key(key)
+    trails, card, wrong = read_record(run_dir)
+    for trail in trails:
         try:
             _show(trail, run_dir, client, every)
         except FedspanError as error:  # of the roster
-            trail.wrong.append(str(error))
-        for line in trail.wrong:
-            say(f"CHANGED: {line}")
-        wrong += len(trail.wrong)
+            wrong.append(str(error))
+    by = signed_by(card)
+    if card:
+        say(f"the card is {f'signed by key {fingerprint(by)}' if by else 'not signed'}")
+    if expected is not None and by != expected:
+        wrong.append(f"the card of the run is not signed by the key in {str(key)!r}")
+    for line in wrong:
+        say(f"CHANGED: {line}")
     say("the record is as it was written" if not wrong else "the record is not as it was written")
     return CHANGED if wrong else 0
 
 
 def _show(trail: Trail, run_dir: Path, client: int | None, every: bool) -> None:
     from fedspan.cli._tables import say, size
-    from fedspan.engine.provenance import fingerprint, signed_by
+    from fedspan.engine.audit import COUNTED, MISSED
 
     if not trail.header:
         return
     head = trail.header
-    status = trail.ended.get("ended", "not finished")
+    counts = [trail.of_kind(kind) for kind in (COUNTED, MISSED)]
     say(
-        f"run {head['run']}, seed {head['seed']}, spec {head['identity']}: {status} after {len(trail.rounds)} rounds"
+        f"run {head['run']}, seed {head['seed']}, spec {head['identity']}: {trail.ended or 'not finished'} after "
+        f"{len(counts[0])} rounds"
     )
     for line in (head, *(one for one in trail.resumed if one is not head)):
         what = f"resumed at round {line['resumed']}" if "resumed" in line else "begun"
@@ -71,38 +72,30 @@ def _show(trail: Trail, run_dir: Path, client: int | None, every: bool) -> None:
             f"  {what} {line['time']} with "
             + ", ".join(f"{n} {v}" for n, v in line["versions"].items())
         )
-    counted, lost = (sum(map(len, table.values())) for table in (trail.rounds, trail.not_counted))
+    counted, lost = (sum(map(len, table.values())) for table in counts)
     say(
         f"  replies: {counted} counted, {lost} not; {size(trail.up_bytes)} up, {size(trail.down_bytes)} down"
     )
     if happened := trail.happened():
         say("  events: " + ", ".join(f"{kind} {count}" for kind, count in sorted(happened.items())))
-    if (epsilon := trail.evaluated.get("epsilon")) is not None:
+    if (epsilon := trail.last.get("epsilon")) is not None:
         say(f"  epsilon so far: {epsilon:.4g}")
-    covered = f", as in {trail.covered_by}" if trail.covered_by else ""
-    say(f"  {trail.lines} lines, last hash {trail.last_hash[:16]}…{covered}")
-    if trail.card:
-        by = (
-            f"signed by key {fingerprint(signed)}"
-            if (signed := signed_by(trail.card))
-            else "not signed"
-        )
-        say(f"  model {trail.card['model'].get('sha256')!s:.16}…, {by}")
+    say(f"  {trail.lines} lines, last hash {trail.last_hash[:16]}…")
     _show_clients(trail, run_dir, client, every)
 
 
 def _show_clients(trail: Trail, run_dir: Path, client: int | None, every: bool) -> None:
     from fedspan.cli._tables import console, say, table
-    from fedspan.engine.audit import ranges
+    from fedspan.engine.audit import COUNTED, MISSED, ranges
     from fedspan.remote.roster import ROSTER, Roster
 
     if client is not None:
-        for word, rounds in (("counted", trail.rounds), ("not counted", trail.not_counted)):
-            when = ranges(t for t, who in rounds.items() if client in who)
+        for word in (COUNTED, MISSED):
+            when = ranges(t for t, who in trail.of_kind(word).items() if client in who)
             say(f"  client {client} {word} in rounds {when or 'none'}")
-        for event in trail.events:
-            if client in event["clients"]:
-                say(f"    round {event['round']}: client {client}: {event['text']}")
+        for t, _, who, text in trail.events:
+            if text and client in who:
+                say(f"    round {t}: client {client}: {text}")
         return
     clients, path = trail.clients(), run_dir / ROSTER
     nodes = Roster.at(path).nodes if path.exists() else {}

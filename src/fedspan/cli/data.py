@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedspan.data.download import Seen
     from fedspan.data.sets import DataSet
 
 
@@ -47,7 +46,7 @@ def _list() -> None:
 
     for name in sets.names():
         found = sets.find(name)
-        state = "here" if sets.here(name) else f"not here; {found.command}"
+        state = "here" if found.here() else f"not here; {found.command}"
         about = [
             found.about,
             f"clients: {found.clients}",
@@ -66,8 +65,9 @@ def _get(found: DataSet) -> None:
 
     from fedspan.cli._tables import say
     from fedspan.data import sets
+    from fedspan.huggingface import hub_data
 
-    if sets.made(found.name) or (found.package is not None and sets.here(found.name)):
+    if found.places() or (found.package and found.here()):
         say(f"{found.name} is here")
         return
     columns = [
@@ -86,25 +86,12 @@ def _get(found: DataSet) -> None:
         progress.update(bars[name], completed=done)
 
     try:
-        if not _from_hub(found, seen):
+        try:
+            sets.get(found, seen, hub_data.load if hub_data.installed() else None)
+        except sets.HubError as error:
+            typer.echo(f"{error}; taking the official files", err=True)
             sets.get(found, seen)
     finally:
         if bars:
             progress.stop()
-    say(f"{found.name} is here: {', '.join(str(path) for path in sets.paths(found.name).values())}")
-
-
-def _from_hub(found: DataSet, seen: Seen) -> bool:
-    """Whether Hugging Face's hub gave the data set; if not, its official files are taken."""
-    from fedspan.data import sets
-    from fedspan.huggingface import hub_data
-
-    if found.hub is None or sets.here(found.name) or not hub_data.installed():
-        return False
-    try:
-        hub_data.reach()
-        sets.get(found, seen, hub_data.load)
-    except sets.HubError as error:
-        typer.echo(f"{error}; taking the official files", err=True)
-        return False
-    return True
+    say(f"{found.name} is here: {', '.join(map(str, found.places().values()))}")

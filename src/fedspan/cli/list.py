@@ -106,5 +106,5 @@ def _choices(kind: str) -> str:
     """The names of a kind; a compressor stands for a choice of some."""
     from fedspan.core import registry
 
-    more = ["a compressor"] if hasattr(registry.KINDS[kind].base, "adopts") else []
+    more = ["a compressor"] if hasattr(registry.KINDS[kind], "adopts") else []
     return " | ".join([*registry.choices(kind), *more])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -117,6 +118,7 @@ class Problem(ABC):
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
     cohort_mode: Literal["batched", "per_client"] = "batched"  # all clients at once or not
     buffers0: Vector | None = None  # (runs, 1, n): averaged besides x: running statistics
+    usage: Mapping[str, Any] = MappingProxyType({})  # how a trained model is used, as plain values
 
     def drop_start(self) -> None:
         """Keeps of x0 only its shape and type; for a run that has begun and needs the memory of a large model."""
@@ -161,10 +163,6 @@ class Problem(ABC):
         return {
             name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()
         }
-
-    def evaluate_clients(self, x: Vector, buffers: Vector | None = None) -> list[dict[str, Any]]:
-        """Metrics of a server model on each client's data: one row per client with `client`, `data` and `examples`."""
-        return []
 
     def training_loss(
         self, x: Vector, buffers: Vector | None = None

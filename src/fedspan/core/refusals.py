@@ -54,7 +54,7 @@ class Run:
         lr = self.method.lr
         if isinstance(lr, str):
             yield f"`method.lr` is {lr!r}, which", "give a number"
-        if self.spec.eval_clients_every is not None:
+        if self.spec.eval_clients_every is not None and self.spec.privacy is not None:
             yield "`eval_clients_every`", "leave it out"
         for one in (*self.spec.callbacks, *self.callbacks):
             if one.needs_all_clients:

@@ -24,7 +24,8 @@ from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Round, Terms
 from fedspan.engine.simulator import BUFFERS, Replica, answer, opened, without_zeros
-from fedspan.remote.messages import MAX_REASON, Agreement, RoundMessage, mark_of, under
+from fedspan.remote.messages import EVALUATE, MAX_REASON, Agreement, RoundMessage, mark_of, under
+from fedspan.remote.sites import AGREED, TEXT, own_evaluation, to_text
 from fedspan.replies.clip import after as after_reply
 from fedspan.replies.clip import leaked
 from fedspan.replies.fixed_point import FixedPoint
@@ -118,6 +119,7 @@ class RemoteClient:
     secure: Privacy | None = None  # settings of secure sums: replies leave the machine masked only
     identity: Any = None  # an `Identity`, where keys are signed
     weighted: bool = False  # whether clients count by their numbers of examples in secure sums
+    allowed: str | None = None  # the metrics that this client may be evaluated by; None: all
 
     def reply(self, message: RoundMessage) -> RoundMessage:
         """Do the work of a round. Whatever goes wrong becomes a reply that says so."""
@@ -147,7 +149,7 @@ class RemoteClient:
     def handlers(self) -> dict[str, Callable[[RoundMessage], wire.Arrays]]:
         """What gives the arrays of the reply to each kind of message; what it keeps is on disk before they leave."""
         if self.secure is None:
-            return {"train": self._train}
+            return {"train": self._train, EVALUATE: self._evaluate}
         return dict.fromkeys(("keys", "shares", "train", "unmask"), self._secure_answer)
 
     def _train(self, message: RoundMessage) -> wire.Arrays:
@@ -156,11 +158,15 @@ class RemoteClient:
         self.state_file.save(message, mark_of(up), before, after)
         return up
 
+    def _evaluate(self, message: RoundMessage) -> wire.Arrays:
+        """The metrics of the model on this client's own test examples."""
+        return {TEXT: to_text(own_evaluation(self.problem, message.arrays, self.allowed))}
+
     def _work(
         self, message: RoundMessage
     ) -> tuple[Replica, Replica, wire.Arrays, wire.Arrays, Round]:
         """A round's local work: (the client before and after it, its reply, the download, the round)."""
-        beside = (RESTORE, "secure.")
+        beside = (RESTORE, "secure.", AGREED)
         down = {k: v for k, v in message.arrays.items() if not k.startswith(beside)}
         before = self._replica(message)
         rnd = replace(self._round(message.t), last_round=np.array([[before.last_round]]))

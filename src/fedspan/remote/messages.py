@@ -24,7 +24,9 @@ from fedspan.core.layout import Layout
 
 PROTOCOL = 4
 ANSWERS = ("ok", "lost", "refused", "failed")
-STATUSES = ("train", "keys", "shares", "unmask", *ANSWERS)  # keys to unmask are of secure sums
+DESCRIBE, SUMS, EVALUATE = "describe", "sums", "evaluate"  # questions about a client's own data
+STATUSES = ("train", "keys", "shares", "unmask", DESCRIBE, SUMS, EVALUATE, *ANSWERS)
+# keys to unmask are of secure sums
 HEADER: dict[str, type] = {
     "protocol": int, "version": str, "fingerprint": str, "status": str, "t": int, "client": int, "accepted": int,
     "mark": int, "reason": str, "settings": str,

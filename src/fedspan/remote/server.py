@@ -13,8 +13,10 @@ themselves at their next message, as after any reply that was lost.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +36,7 @@ from fedspan.core.round import Round
 from fedspan.core.sync import dated as redated
 from fedspan.engine.simulator import BUFFERS, without_zeros
 from fedspan.engine.states import ClientStates
+from fedspan.nn.problem import Evaluation
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import (
     ANSWERS,
@@ -46,6 +49,7 @@ from fedspan.remote.messages import (
     mark_of,
     under,
 )
+from fedspan.remote.sites import evaluate
 from fedspan.replies.chain import OUTSIDE, Chain, Event, Replies
 from fedspan.replies.clip import clipped, leaked
 from fedspan.replies.fixed_point import FixedPoint, clipped_values
@@ -83,6 +87,7 @@ class RemoteTransport:
     backup: InitVar[bool] = True  # whether to keep a copy of every client's state
     copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
     resume: InitVar[bool] = False  # whether an earlier process left its copies in `copies_dir`
+    agreed: wire.Arrays = field(default_factory=dict)  # sent to clients that may not have it yet
 
     def __post_init__(
         self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool
@@ -249,10 +254,11 @@ class RemoteTransport:
             for place in lost if again else messages:
                 client, arrays = int(rnd.ids[0, place]), messages[place]
                 if train and not again:
-                    arrays = wire.pack(wire.pick(found.down, place)) | found.extra | arrays
+                    first = {} if self.accepted[client] else self.agreed
+                    arrays = wire.pack(wire.pick(found.down, place)) | found.extra | arrays | first
                 elif again:
                     try:
-                        arrays = self._restored(found, place) | found.extra | arrays
+                        arrays = self._restored(found, place) | found.extra | arrays | self.agreed
                     except ProtocolError as error:
                         text = f"cannot be brought back: {error}"
                         found.events.append(Event("other", client, text))
@@ -378,6 +384,27 @@ class RemoteTransport:
             arrays = wire.pack(up) | extra
             self._expected[sizes] = {name: array.to("meta") for name, array in arrays.items()}
         return self._expected[sizes]
+
+    def evaluate(self, run: Any, names: Sequence[str]) -> list[Evaluation]:
+        """Every client's own evaluation of the model; events say whose is missing."""
+        events: list[Event] = []
+        found = evaluate(
+            self.channel,
+            [{} if count else self.agreed for count in self.accepted],
+            run.t,
+            self.agreement.fingerprint,
+            run.model(),
+            run.buffers,
+            events,
+        )
+        rows = []
+        for client, one in sorted(found, key=lambda pair: pair[0]):
+            metrics = {k: math.nan if v is None else v for k, v in one["metrics"].items()}
+            about = {"client": names[client], "data": one["data"], "examples": one["examples"]}
+            rows.append((about | metrics, one["summaries"]))
+        if events:
+            run.note(events)
+        return rows
 
     def save(self) -> wire.Arrays:
         """The number of accepted updates per client, the mark of the last one, and the copies of their states."""

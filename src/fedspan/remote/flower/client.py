@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedspan.core.config import Participation
-from fedspan.core.digest import digest_of_arrays
-from fedspan.core.errors import FedspanError, SpecError, one_line
+from fedspan.core.digest import digest, digest_of_arrays
+from fedspan.core.errors import FedspanError, ProtocolError, SpecError, one_line
+from fedspan.core.files import write_atomic
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Terms
 from fedspan.core.spec import Spec, read_toml, with_changes
 from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.flower.permissions import check_floor, permitted, privacy_of
-from fedspan.remote.flower.records import RunConfig, max_bytes, read_message, write_message
-from fedspan.remote.messages import KNOWN_START, MAX_REASON, Agreement, RoundMessage
+from fedspan.remote.flower.records import (
+    ARRAYS,
+    HEADER,
+    PART,
+    RunConfig,
+    max_bytes,
+    read_arrays,
+    read_message,
+    write_message,
+)
+from fedspan.remote.messages import (
+    DESCRIBE,
+    KNOWN_START,
+    MAX_REASON,
+    SUMS,
+    Agreement,
+    RoundMessage,
+)
+from fedspan.remote.sites import AGREED, MOST, TEXT, from_text, to_text
 
 IDENTITY, UNKNOWN = "identity", -1
 SERVER_ONLY = {
@@ -32,18 +52,18 @@ SERVER_ONLY = {
     "callbacks",
     "search",
 }
-Prepare = Callable[
-    [tuple[str, ...], int, str, str], tuple[Spec, Problem]
-]  # (changes of the spec, client, the node's own module and privacy) → what it computes with
+Prepare = Callable[..., tuple[Spec, Problem | None]]
+# (changes of the spec, client, the node's own module, privacy and data, what was agreed on) → what it computes with
 
 
 def identify(context: Context) -> RecordDict:
     """Which client this node stands for, or why that is unknown."""
     try:
-        client, reason = client_of(context), ""
+        client, reason, name = client_of(context), "", name_of(context)
     except FedspanError as error:
-        client, reason = UNKNOWN, str(error)[:MAX_REASON]
-    return RecordDict({IDENTITY: ConfigRecord({"client": client, "reason": reason})})
+        client, reason, name = UNKNOWN, str(error)[:MAX_REASON], ""
+    known = ConfigRecord({"client": client, "reason": reason, "name": name})
+    return RecordDict({IDENTITY: known})
 
 
 def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict:
@@ -54,15 +74,28 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
             client_of(context),
             context.node_config,
         )
-        floor = text_in(context, "privacy", "write a table in quotes, such as '{secure = true}'")
-        spec, problem = prepare(config.changes, client, module_of(context), floor)
-        received = read_message(message.content, max_bytes(problem))
-        states = node.get("states-dir") or os.environ.get("FEDSPAN_STATES") or "~/.fedspan/states"
-        state_file = StateFile.of(
-            Path(str(states)).expanduser(),
-            config.run_name,
-            str(node.get("client-id", f"client-{client}")),
+        own = (
+            module_of(context),
+            text_in(context, "privacy", "write a table in quotes, such as '{secure = true}'"),
+            text_in(context, "data", "give the path of the file with this client's rows"),
         )
+        header = dict(cast(ConfigRecord, message.content[HEADER]))
+        if header.get("status") in (DESCRIBE, SUMS):
+            received = read_message(message.content, MOST)
+            spec = prepare(config.changes, None, *own, "")[0]
+            return write_message(_about_data(spec, client, received))
+        states = node.get("states-dir") or os.environ.get("FEDSPAN_STATES") or "~/.fedspan/states"
+        state_file = StateFile.of(Path(str(states)).expanduser(), config.run_name, name_of(context))
+        agreed = _agreed(message.content, state_file.path.with_suffix(".agreed"))
+        spec, problem = prepare(config.changes, client, *own, agreed)
+        if problem is None:
+            lost = {key: header[key] for key in ("t", "client", "accepted", "mark")}
+            why = "this client does not have what the clients agreed on before round 0"
+            fingerprint = str(header.get("fingerprint", ""))
+            return write_message(
+                RoundMessage("lost", fingerprint=fingerprint, reason=why, **cast(Any, lost))
+            )
+        received = read_message(message.content, max_bytes(problem))
         terms = None
         if spec.dp is not None and spec.dp.level == "client":  # else its gradients have the noise
             terms = Terms(spec.dp.clip or 0.0, spec.dp.leak)
@@ -79,6 +112,9 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
             spec.secure,
             identity_of(spec.secure, context),
             spec.participation.weights == "examples",
+            text_in(context, "metrics", 'name them in one text, such as "accuracy,auroc"')
+            if "metrics" in node
+            else None,
         )
         reply = client_end.reply(received)
     except Exception as error:  # a hostile download is refused like any other that cannot be read
@@ -95,11 +131,51 @@ def preparing(spec: Spec | Path | str) -> Prepare:
 
 @functools.lru_cache(maxsize=4)  # for all messages that one process replies to
 def _prepare(
-    spec: Spec | Path | str, changes: tuple[str, ...], client: int, module: str, privacy: str
-) -> tuple[Spec, Problem]:
-    changed = client_spec(spec, changes, module, privacy)
+    spec: Spec | Path | str,
+    changes: tuple[str, ...],
+    client: int | None,
+    module: str,
+    privacy: str,
+    data: str,
+    agreed: str,
+) -> tuple[Spec, Problem | None]:
+    changed = client_spec(spec, changes, module, privacy, data)
+    if client is None or (changed.task.of_sites is not None and not agreed):
+        return changed, None
+    seeds, known = (changed.seed,), json.loads(agreed) if agreed else None
     with torch.inference_mode(False):
-        return changed, changed.task.client_problem(client, (changed.seed,), changed)
+        if changed.task.of_sites is None:
+            return changed, changed.task.client_problem(client, seeds, changed)
+        return changed, changed.task.client_problem(client, seeds, changed, known)
+
+
+def _about_data(spec: Spec, client: int, message: RoundMessage) -> RoundMessage:
+    """The answer to a question about a client's own data, before round 0."""
+    reply = replace(message, arrays={})
+    try:
+        asked = from_text(message.arrays.get(TEXT))
+        if message.status == DESCRIBE:
+            found: Any = spec.task.describe(client, (spec.seed,), spec)
+        else:
+            found = spec.task.sums(client, spec.seed, asked["schema"], bool(asked["about"]))
+    except FedspanError as error:
+        return replace(reply, status="failed", reason=one_line(error, MAX_REASON))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        return replace(reply, status="refused", reason=one_line(error, MAX_REASON))
+    return replace(reply, status="ok", arrays={TEXT: to_text(found)})
+
+
+def _agreed(content: RecordDict, file: Path) -> str:
+    """What the clients agreed on before round 0, from the message if it brings it, else from disk; "" without."""
+    records = cast(ArrayRecord, content[ARRAYS])
+    pieces = {key: records[key] for key in records if key.partition(PART)[0] == AGREED}
+    if pieces:
+        if sum(len(piece.data) for piece in pieces.values()) > MOST:
+            raise ProtocolError(f"what was agreed on has more than {MOST:,} bytes")
+        found = read_arrays(ArrayRecord(pieces))[AGREED]
+        from_text(found)
+        write_atomic(file, found.numpy().tobytes())
+    return file.read_text("utf-8") if file.exists() else ""
 
 
 def load_spec(spec: Spec | Path | str, changes: tuple[str, ...]) -> Spec:
@@ -110,7 +186,11 @@ def load_spec(spec: Spec | Path | str, changes: tuple[str, ...]) -> Spec:
 
 
 def client_spec(
-    spec: Spec | Path | str, changes: tuple[str, ...], module: str = "", privacy: str = ""
+    spec: Spec | Path | str,
+    changes: tuple[str, ...],
+    module: str = "",
+    privacy: str = "",
+    data: str = "",
 ) -> Spec:
     """The spec of a run as a client takes it; see `permissions` for what the submitter's changes may do.
 
@@ -119,12 +199,16 @@ def client_spec(
         changes: The submitter's changes.
         module: The module of the node's config; "" if it names none.
         privacy: The floor of the node's config; "" if it has none.
+        data: The file with this client's rows, from the node's config; "" if it names none.
     """
     own = spec.table() if isinstance(spec, Spec) else read_toml(Path(spec))
     if isinstance(spec, Spec) and not changes and not module:
         run = spec
     else:
         run = Spec.from_table(permitted(own, with_changes(own, changes), module))
+    if data and run.task.of_sites is not None:
+        site = replace(run.task.of_sites, site=str(Path(data).expanduser()))
+        run = replace(run, task=replace(cast(Any, run.task), data=site))
     if privacy:
         check_floor(run, privacy_of(privacy), None)
     if own.get("privacy"):
@@ -137,6 +221,10 @@ def agreement_of(spec: Spec, problem: Problem) -> Agreement:
     """What server and clients must have in common: not what only the server uses, nor where a client's files are."""
     settings = {key: value for key, value in spec.decisions().items() if key not in SERVER_ONLY}
     settings["task"] = {key: value for key, value in settings["task"].items() if key != "module"}
+    if spec.task.of_sites is not None:  # each client has a file of its own
+        own = {k: v for k, v in settings["task"]["data"].items() if k != "digest"}
+        known = json.dumps([problem.usage["schema"], problem.usage["classes"]], sort_keys=True)
+        settings["task"] |= {"data": own, "features": digest(known)}
     if spec.secure is not None and spec.participation.weights != Participation.weights:
         settings["participation.weights"] = spec.participation.weights
     if spec.participation.known_start and spec.method.logs_changes:
@@ -147,6 +235,13 @@ def agreement_of(spec: Spec, problem: Problem) -> Agreement:
 @functools.lru_cache(maxsize=4)  # for all messages that one process replies to
 def _start_of(problem: Problem) -> str:
     return digest_of_arrays({"x": problem.x0})
+
+
+def name_of(context: Context) -> str:
+    """The permanent name of a client, which is that of its state file."""
+    return str(
+        context.node_config.get("client-id", f"client-{context.node_config['partition-id']}")
+    )
 
 
 def client_of(context: Context) -> int:

@@ -16,6 +16,7 @@ from fedspan.core import wire
 from fedspan.core.errors import ProtocolError, SpecError, at_least, not_negative, positive
 from fedspan.core.objective import Problem
 from fedspan.remote.messages import RoundMessage
+from fedspan.remote.sites import MOST
 
 HEADER, ARRAYS = "header", "arrays"
 DTYPES = {"<f4", "<f8", "<i4", "<i8", "|u1"}  # little-endian
@@ -143,7 +144,12 @@ def read_arrays(records: ArrayRecord) -> wire.Arrays:
 
 def max_bytes(problem: Problem) -> int:
     """Above any valid message: the model, two states of its size, a log of at most its size, headers, and all keys."""
-    return 8 * problem.layout.size * problem.x0.element_size() + (1 << 16) + 256 * problem.clients
+    return (
+        8 * problem.layout.size * problem.x0.element_size()
+        + (1 << 16)
+        + 256 * problem.clients
+        + MOST
+    )
 
 
 def count_bytes(content: RecordDict) -> int:

@@ -8,27 +8,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedspan.core import refusals
 from fedspan.core.callback import Callback
+from fedspan.core.digest import digest
 from fedspan.core.errors import SpecError, one_line
+from fedspan.core.json_log import read_table, write_table
 from fedspan.core.method import DETAILS
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, Row
+from fedspan.engine.per_client import Recorder
 from fedspan.engine.result import Result
-from fedspan.engine.run_dir import Keeping, execute
+from fedspan.engine.run_dir import execute
+from fedspan.remote.client import NAME
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
 from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
 from fedspan.remote.server import RemoteTransport
+from fedspan.remote.sites import AGREED, gather, to_text
 from fedspan.replies.chain import Chain, Event
 
 log = logging.getLogger("flwr")
+AGREED_FILE = "agreed.json"  # what the clients agreed on before round 0
 GRACE = 2.0  # seconds more for clients that were silent when last asked
 REPLY_POLL = 0.1  # seconds between two looks for replies
 NODE_POLL = 0.5  # seconds between two looks for clients that are not connected yet
@@ -54,6 +61,7 @@ class GridChannel:
     refused: set[int] = field(default_factory=set)  # nodes
     silent: set[int] = field(default_factory=set)  # clients that did not reply when last asked
     news: list[str] = field(default_factory=list)  # what happened to nodes since the last round
+    names: dict[int, str] = field(default_factory=dict)  # client → its permanent name
     records_up: int = 0  # bytes of records, headers included
     records_down: int = 0
 
@@ -148,6 +156,8 @@ class GridChannel:
             client = identity.get("client")
             if isinstance(client, int) and 0 <= client < self.clients:
                 self.identified[node] = client
+                if NAME.fullmatch(name := str(identity.get("name", ""))):
+                    self.names[client] = name
                 if self.bound:
                     self._keep_to_roster(node)
             else:
@@ -203,10 +213,14 @@ class RunLog(Callback):
 
     channel: GridChannel
     total: int
+    file: Path
+    agreed: dict[str, Any]
     logged: tuple[int, int] = (0, 0)  # bytes of records up and down until the last round
 
     def on_run_start(self, run: Loop) -> None:
-        """Continue the roster of an interrupted run."""
+        """Continue the roster of an interrupted run, and keep what the clients agreed on."""
+        if self.agreed:
+            write_table(self.file, self.agreed)
         if self.channel.roster is not None:  # also if it is decided later whether clients are bound
             self.channel.roster.belongs(run.id)
 
@@ -242,7 +256,49 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         )
     refusals.check(refusals.Run(spec, server=config))
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
-    problem = spec.task.server_problem((spec.seed,), spec)
+    roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
+    decided = config.bind_clients is True or bool(roster and roster.nodes)
+    bound = True if decided else None
+
+    # --- What the clients agree on before round 0 ---
+    asked, problem = spec.task.of_sites, None
+    if asked is None:
+        problem = spec.task.server_problem((spec.seed,), spec)
+    elif spec.privacy is not None:
+        raise SpecError(
+            "`task.data.path` names a file for each client, and before round 0 clients would say what their columns "
+            "are, without noise and in the open; with `privacy` use a module of your own (task 'custom')"
+        )
+    count = problem.clients if problem is not None else spec.task.partition.clients  # type: ignore[attr-defined]
+    if count is None:
+        raise SpecError(
+            'a server has to know how many clients there are; set task.partition = {name = "natural", clients = 3}'
+        )
+    channel = GridChannel(grid, count, config.timeout, roster, bound)
+    channel.wait(config.wait)
+    weighted = spec.participation.weights == "examples" and (
+        problem is None or problem.weights is None
+    )
+    agreed: dict[str, Any] = {}
+    if weighted or asked is not None:
+        kept = run_dir / AGREED_FILE
+        if config.resume and kept.exists():
+            agreed = read_table(kept, {"examples": list[int]})
+        else:
+            fingerprint = digest(spec.identity(), size=6)
+            agreed = gather(
+                channel, count, fingerprint=fingerprint, patience=max(config.wait, 1.0), asked=asked
+            )
+        if len(agreed["examples"]) != count:
+            raise SpecError(f"{str(kept)!r} is of {len(agreed['examples'])} clients, not {count}")
+    if problem is None:
+        problem = spec.task.server_problem((spec.seed,), spec, agreed)
+    if weighted:
+        problem.weights = spec.participation.shares(np.array(agreed["examples"], np.float64))
+    names = [channel.names.get(i, f"client-{i}") for i in range(count)]
+    if len(set(names)) < count:
+        raise SpecError(f"two nodes have the same client-id, among {', '.join(sorted(names)[:8])}")
+    cast(Any, problem).names = names
     refusals.check(refusals.Run(spec, problem=problem, server=config))
     clients_per_round = spec.clients_per_round or problem.clients
     if config.min_replies > clients_per_round:
@@ -250,25 +306,31 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
             f"run config 'min-replies' is {config.min_replies}, more than the {clients_per_round} clients of a round"
         )
     chain = Chain.of(spec, method, problem.clients, clients_per_round)
-    roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
-    decided = config.bind_clients is True or bool(roster and roster.nodes)
-    channel = GridChannel(grid, problem.clients, config.timeout, roster, True if decided else None)
     transport = RemoteTransport(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
         min_replies=config.min_replies, pause=config.pause, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume,
+        agreed={AGREED: to_text(agreed)} if asked is not None else {},
     )  # fmt: skip
-    run_log = RunLog(channel, spec.rounds)
+    run_log = RunLog(channel, spec.rounds, run_dir / AGREED_FILE, agreed)
+    more: list[Callback] = [run_log]
+    if spec.eval_clients_every is not None:
+        every = spec.eval_clients_every
+        more.append(Recorder(every, spec.rounds, lambda run: transport.evaluate(run, names)))
     loop = Loop(
-        method, problem, transport, (spec.seed,), clients_per_round, (*spec.callbacks, run_log), run_dir,
+        method, problem, transport, (spec.seed,), clients_per_round, (*more, *spec.callbacks), run_dir,
         chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
         unbiased=spec.participation.unbiased, on_events=run_log.warn,
     )  # fmt: skip
     problem.drop_start()
-    channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
-    every, resume = config.checkpoint_every, config.resume
-    keeping = Keeping(resume=resume, checkpoint_every=every, retry_diverged=True, signals=False)
-    result = execute(loop, spec, keeping)
+    result = execute(
+        loop,
+        spec,
+        resume=config.resume,
+        checkpoint_every=config.checkpoint_every,
+        retry_diverged=True,
+        signals=False,
+    )
     log.info("fedspan %s; results in %s", result.status, run_dir)
     return result
