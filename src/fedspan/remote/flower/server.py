@@ -25,6 +25,7 @@ from fedspan.engine.loop import Loop, Row
 from fedspan.engine.per_client import Recorder
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import execute
+from fedspan.nn.problem import TorchProblem
 from fedspan.remote.client import NAME
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
@@ -277,7 +278,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     channel = GridChannel(grid, count, config.timeout, roster, bound)
     channel.wait(config.wait)
     weighted = spec.participation.weights == "examples" and (
-        problem is None or problem.weights is None
+        problem is None or isinstance(problem, TorchProblem)
     )
     agreed: dict[str, Any] = {}
     if weighted or asked is not None:
