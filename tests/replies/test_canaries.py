@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from conftest import Scripted, advance, build, model
+from fedspan.core.bundle import payload
 from fedspan.core.layout import Block, Layout
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator

@@ -12,12 +12,11 @@ import torch
 
 from conftest import WireTransport, advance, build, close, model, small
 from fedspan.checks.channel import LocalChannel, agree
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, payload
 from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Terms
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator

@@ -77,7 +77,7 @@ def advance(loop: Loop, rounds: int) -> Loop:
 
 def model(loop: Loop) -> torch.Tensor:
     """x."""
-    return loop.method.model(loop.server)
+    return loop.model()
 
 
 def tensors(value: Any) -> wire.Arrays:

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, Ranges
 from fedspan.core.errors import SpecError
-from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.objective import Objective
-from fedspan.core.reply import Ranges
 from fedspan.core.round import Round
 
 Measures = Mapping[str, npt.NDArray[np.float64]]
-DETAILS = (
-    "correction",
-    "correction_test",
-)  # measures in the history and on pages, not in lines of text
+# measures in the history and on pages, not in lines of text
+DETAILS = ("correction", "correction_test")
 LearningRate = float | Literal["search", "auto"]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a local step trains on a client's device: the part of a method's costs that no message shows.
+
+    A method with adapters has their ranks: memory is then that of PEFT's step, which forms no full gradients.
+    """
+
+    trained: int  # parameters that the step changes
+    optimizer: int = 0  # values that its optimizer keeps from step to step
+    ranks: Mapping[str, int] | None = None  # name of a block with a low-rank adapter → r
+    train_a: bool = True  # whether A of the adapters is trained as well as B
 
 
 class Method(ABC):
@@ -117,11 +127,6 @@ class Method(ABC):
     def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
         """Return the server's state after a round without replies; a log has an entry that leaves x as it is."""
         return server
-
-    def model(self, server: Bundle) -> Vector:
-        """x."""
-        x: Vector = server.x
-        return x
 
     def measures(self, server: Bundle) -> Measures:
         """Return what a row of the history shows of the server's state, by name: one number per run."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +27,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fedspan.core import wire
 from fedspan.core.config import Engine, Settings
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import Method
-from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus
+from fedspan.core.objective import Direction, Objective, Plus
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live, empty, rehearsal
 from fedspan.engine.simulator import Replica, answer
@@ -140,7 +139,7 @@ def step_memory(method: Method, problem: TorchProblem, live: Live) -> Memory:
     """
     footprint, itemsize = method.footprint(problem.layout), problem.layout.dtype.itemsize
     model, held = problem.model, 0  # `held` is there between two steps, besides model and batch
-    if footprint.adapters is not None:
+    if footprint.ranks is not None:
         batch = largest_batch(problem)
         step, model, trained = lora(
             model, lambda m: problem.loss(m, batch), problem.rules, footprint
@@ -280,8 +279,10 @@ class _Watched(Objective):
             self.next()
             return inner(y)
 
-        self.in_place = isinstance(inner, InPlaceDirection)
-        return _InPlace(step, inner.in_place) if isinstance(inner, InPlaceDirection) else step
+        in_place = getattr(inner, "in_place", None)
+        self.in_place = in_place is not None
+        vars(step)["in_place"] = in_place
+        return step
 
     def next(self) -> None:
         """Begin a step: the last but one shows what steps use, and the last is measured."""
@@ -291,17 +292,3 @@ class _Watched(Objective):
         self.live.touching = self.steps == WATCHED_STEPS - 2
         if not self.live.touching:
             self.start = self.live.restart()
-
-
-@dataclass(frozen=True, eq=False)
-class _InPlace(InPlaceDirection):
-    """A watched direction that can step in place."""
-
-    step: Direction
-    point: Callable[[Vector], AbstractContextManager[Vector]]
-
-    def __call__(self, y: Vector) -> Vector:
-        return self.step(y)
-
-    def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
-        return self.point(start)

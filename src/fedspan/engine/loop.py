@@ -20,6 +20,7 @@ import torch
 
 from fedspan.core import seeds as streams
 from fedspan.core import wire
+from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.digest import digest, sampled
 from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
@@ -27,7 +28,6 @@ from fedspan.core.json_log import check_form
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat, Problem
-from fedspan.core.reply import payload
 from fedspan.core.round import Round, Schedule, flat_rows
 from fedspan.engine.states import check_rows
 from fedspan.replies.chain import Chain, Event, Replies, in_words
@@ -164,7 +164,8 @@ class Loop:
 
     def model(self) -> Vector:
         """x, (runs, 1, d)."""
-        return self.method.model(self.server)
+        x: Vector = self.server.x
+        return x
 
     def state_dict(self, number: int = 0) -> dict[str, torch.Tensor]:
         """The server's model as tensors by name, of the seed with this number in `seeds`."""
@@ -253,7 +254,7 @@ class Loop:
 
     def _checked(self, server: Any) -> Any:
         """The server's state, if its model still has the shape of x0."""
-        there, here = self.method.model(server).shape, self.problem.x0.shape
+        there, here = server.x.shape, self.problem.x0.shape
         if there != here:
             raise SpecError(
                 f"`server_step` of {type(self.method).__name__} returns x of shape {tuple(there)} instead of "
@@ -415,7 +416,7 @@ class Loop:
             log.end != t or (t and not 0 < len(log.entries) <= t - len(log.earlier))
         ):
             why = f"its log has {len(log.entries)} changes up to round {log.end}, and the run is at round {t}"
-        elif not any(map(all_finite, self.method.model(server))):
+        elif not any(map(all_finite, server.x)):
             why = "its model is not finite"
         else:
             return server

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.extras import needs
-from fedspan.core.footprint import Adapters, Footprint
+from fedspan.core.method import Footprint
 from fedspan.nn.projection_rules import ProjectionRule
 
 Loss = Callable[[nn.Module], torch.Tensor]
@@ -24,8 +24,7 @@ def lora(
     model: nn.Module, loss: Loss, choices: Sequence[ProjectionRule], footprint: Footprint
 ) -> tuple[Step, nn.Module, int]:
     """(a local step, the model with adapters, numbers trained) of a method that declares adapters."""
-    assert footprint.adapters is not None
-    adapted = with_adapters(model, choices, footprint.adapters)
+    adapted = with_adapters(model, choices, footprint)
     trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     return (
         stepper(adapted, loss, round(footprint.optimizer / max(1, footprint.trained))),
@@ -35,13 +34,14 @@ def lora(
 
 
 def with_adapters(
-    model: nn.Module, choices: Sequence[ProjectionRule], adapters: Adapters
+    model: nn.Module, choices: Sequence[ProjectionRule], footprint: Footprint
 ) -> nn.Module:
-    """The model with PEFT's adapters on its fused layers; other trained tensors stay trained where asked for."""
+    """The model with PEFT's adapters on its fused layers; other trained tensors stay trained."""
+    assert footprint.ranks is not None
     needs("nlp", "peft")
     from peft import LoraConfig, get_peft_model
 
-    ranks = {c.layer: adapters.ranks[c.name] for c in choices if c.how == "fused"}
+    ranks = {c.layer: footprint.ranks[c.name] for c in choices if c.how == "fused"}
     layers: dict[
         int, list[str]
     ] = {}  # of each rank: PEFT tries one pattern after the other, so few are quick
@@ -49,7 +49,7 @@ def with_adapters(
         layers.setdefault(rank, []).append(re.escape(layer))
     patterns = {f"^({'|'.join(names)})": rank for rank, names in layers.items()}
     named = dict(model.named_parameters())
-    full = [named[c.name] for c in choices if c.how == "full" and adapters.train_others]
+    full = [named[c.name] for c in choices if c.how == "full"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied and of transposed weights
         config = LoraConfig(
@@ -59,7 +59,7 @@ def with_adapters(
     for parameter in full:
         parameter.requires_grad_(True)
     for name, parameter in adapted.named_parameters():
-        if not adapters.train_a and (
+        if not footprint.train_a and (
             "lora_A" in name or "lora_embedding_B" in name
         ):  # an embedding's A is named B
             parameter.requires_grad_(False)

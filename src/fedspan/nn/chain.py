@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import Factor, LinearMap
+from fedspan.core.projector import Factor, LinearMap
 from fedspan.nn.layers import channels
 from fedspan.nn.module import lift
 

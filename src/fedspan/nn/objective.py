@@ -26,16 +26,14 @@ from fedspan.core import seeds
 from fedspan.core.config import Training
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import (
     Direction,
-    InPlaceDirection,
     Objective,
     Plus,
-    SteppingDirection,
     term,
 )
 from fedspan.core.privacy import Privacy
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.nn.batches import (
     CPU,
@@ -96,14 +94,14 @@ class GradientDirection:
         return g if self.plus is None else g + term(self.plus, y)
 
 
-class InPlaceGradient(GradientDirection, InPlaceDirection):
+class InPlaceGradient(GradientDirection):
     """The same for a point in the module's own memory: no vector is copied per step."""
 
     _place: Place | None = None
 
     @contextlib.contextmanager
     def in_place(self, start: Vector) -> Iterator[Vector]:
-        """See `InPlaceDirection`."""
+        """See `Direction`."""
         with contextlib.ExitStack() as stack:
             with torch.inference_mode(False):
                 self._place = stack.enter_context(self.module.in_place(start))
@@ -348,7 +346,7 @@ def _shuffled(of: seeds.Keys, n: int, start: int, count: int) -> Tensor:
     return torch.from_numpy(np.concatenate(drawn, -1))[:, start % n :][:, :count]
 
 
-class CohortDirection(SteppingDirection):
+class CohortDirection:
     """y ↦ ∇f_i(y) + plus of every client; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus."""
 
     def __init__(

@@ -23,13 +23,13 @@ import torch
 
 from fedspan.aggregators.mean import Mean
 from fedspan.core import wire
+from fedspan.core.bundle import payload
 from fedspan.core.config import Participation
 from fedspan.core.errors import one_line
 from fedspan.core.extras import needs
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, is_plain_sum
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Round
 from fedspan.core.spec import Spec
 from fedspan.replies.clip import shrunk

@@ -4,7 +4,7 @@ A finite number of 3e38 passes every other check and ends a run: the next sum ov
 usual norm, the largest median norm of a round so far. The median of a round alone would not do: once most clients fit
 their data, their replies are almost zero, and an honest one that still learns is a million times larger.
 
-The norm is that of the payload. A reply whose statistics are outside their ranges is left out as well (`core.reply`).
+The norm is that of the payload. A reply whose statistics are outside their ranges is left out as well (`core.bundle`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, Ranges, outside, payload
 from fedspan.core.encoded import Encoded
 from fedspan.core.errors import CheckpointError
 from fedspan.core.layout import Vector
-from fedspan.core.reply import Ranges, outside, payload
 from fedspan.core.wire import check_forms
 
 PIECE = 1 << 20  # numbers of a reply that are squared at once

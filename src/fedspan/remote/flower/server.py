@@ -264,10 +264,10 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         raise SpecError(
             "run config 'run-dir' is missing: a directory on the server for results and checkpoints"
         )
-    refusals.check(refusals.Run(spec, server=config))
+    refusals.check(spec, server=config)
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
     problem = spec.task.server_problem((spec.seed,), spec)
-    refusals.check(refusals.Run(spec, problem=problem, server=config))
+    refusals.check(spec, problem=problem, server=config)
     clients_per_round = spec.clients_per_round or problem.clients
     if config.min_replies > clients_per_round:
         raise SpecError(
