@@ -199,8 +199,9 @@ class Transposed:
                 self._add(z if sign > 0 else -z, x)
             return x
         moved = self @ z
-        new = moved is not z and moved.shape[1] >= x.shape[1]
-        return torch.add(x, moved, alpha=sign, out=moved if new else None)
+        if moved is z or moved.shape[1] < x.shape[1]:
+            return x + moved if sign > 0 else x - moved
+        return moved.add_(x) if sign > 0 else torch.sub(x, moved, out=moved)
 
     def put(self, z: Vector, x: Vector) -> Vector:
         """Return x with z in the place of P x: what is outside the subspace stays."""

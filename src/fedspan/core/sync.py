@@ -132,11 +132,11 @@ class ModelSync:
             reach: Any = bytes_of(self.model) // bytes_of(log.entries[-1])
             if self.keep == "first":  # an entry is sent even beside x, but to a new client
                 reach = reach + (last >= 0)
-            full = copies < log.end - np.minimum(reach, len(log.entries))  # -1 is below any round
+            full = copies < np.maximum(log.end - reach, log.end - len(log.entries))
         missed = log.end - began
         if self.keep == "all":
             return full, missed
-        return full, np.where(full, (last >= 0) & (self.keep == "first"), missed)
+        return full, np.where(full, last >= 0 if self.keep == "first" else 0, missed)
 
     def sizes(self) -> Rounds:
         """Return the bytes sent to each client, (runs, clients)."""

@@ -242,10 +242,9 @@ class Box(LocalSteps):
 
     def arrived(self, up: Bundle, P: LinearMap, rnd: Round) -> Any:
         """Return what arrives of the clients' vectors, the same bits at both ends."""
-        code, sent = self.uplink.compressor, up.v
-        if code is not None:
-            sent = code.decompress(sent, P.rank, code.keys(rnd), rnd.layout.dtype)
-        return sent
+        if (code := self.uplink.compressor) is None:
+            return up.v
+        return code.decompress(up.v, P.rank, code.keys(rnd), rnd.layout.dtype)
 
     def update_client_state(self, client: Bundle, down: Bundle, up: Bundle, rnd: Round) -> Bundle:
         P = self.subspace(rnd)
