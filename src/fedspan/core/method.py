@@ -54,19 +54,11 @@ class Method(ABC):
     private: ClassVar[tuple[str, ...]] = ()  # client parts that replies do not tell
     later: ClassVar[tuple[str, ...]] = ()  # server parts that come after some rounds
     logs_changes: ClassVar[bool] = False  # whether the server keeps a log of the changes of x
-
-    @property
-    def spans_run(self) -> bool:
-        """Whether the numbers of a round depend on the length of the run, so that it cannot be made longer later."""
-        return False
-
-    @property
-    def follows_states(self) -> bool:
-        """Whether the server adds up replies to follow a sum over the clients' states, such as c = mean c_i.
-
-        Such a sum is exact under the plain mean only. What a robust aggregator leaves out is missing for ever.
-        """
-        return False
+    # whether the numbers of a round depend on the length of the run, so that it cannot be made longer later
+    spans_run: ClassVar[bool] = False
+    # whether the server adds up replies to follow a sum over the clients' states, such as c = mean c_i: such a sum is
+    # exact under the plain mean only, and what a robust aggregator leaves out is missing for ever
+    follows_states: ClassVar[bool] = False
 
     def without_tests(self) -> Self:
         """Return the method without what it measures to decide: for differential privacy, and for short trials."""

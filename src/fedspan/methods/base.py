@@ -65,7 +65,7 @@ class LocalSteps(Method):
         positive("gamma", self.gamma)
 
     @property
-    def spans_run(self) -> bool:
+    def spans_run(self) -> bool:  # type: ignore[override]
         """Whether `lr` follows a schedule; a warm-up alone does not depend on the length of the run."""
         return self.schedule != "constant"
 

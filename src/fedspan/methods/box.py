@@ -91,7 +91,7 @@ class Box(LocalSteps):
         return self.uplink.plain_sum and not self.server.needs_each_reply
 
     @property
-    def follows_states(self) -> bool:
+    def follows_states(self) -> bool:  # type: ignore[override]
         """Whether the server adds up replies to follow a sum over the clients' states."""
         return self.drift.follows_states or self.uplink.follows_states
 

@@ -33,7 +33,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspan import Block, Bundle, Layout, Log, ModelSync, Objective, Round, Vector, register
+from fedspan import (
+    Block,
+    Bundle,
+    Encoded,
+    Layout,
+    Log,
+    ModelSync,
+    Objective,
+    Round,
+    Vector,
+    register,
+)
 from fedspan.core import seeds
 from fedspan.core.errors import CheckpointError, positive
 from fedspan.core.projector import Factor, LinearMap, Rank
@@ -95,15 +106,13 @@ class PowerSGD(LocalSteps):
         return server.replace(log=self.push(server.log, nothing, basis, rnd))
 
     def push(self, log: Log, delta: Vector, basis: Vector, rnd: Round) -> Log:
-        """Return the log with this round's change, δ and then P, and as many before it as are cheaper than x."""
-        entry = torch.cat([delta, basis], -1)
-        return log.push(entry, max(1, rnd.layout.size // entry.shape[-1]))
+        """Return the log with this round's change, and as many before it as are cheaper than x."""
+        size = delta.shape[-1] + basis.shape[-1]
+        return log.push(Encoded(values=delta, scale=basis), max(1, rnd.layout.size // size))
 
-    def apply_entry(self, copy: Vector, entry: Vector, rnd: Round) -> Vector:
+    def apply_entry(self, copy: Vector, entry: Encoded, rnd: Round) -> Vector:
         """Return x + Pᵀ δ."""
-        sides = [b for b in self.side(rnd).blocks if b.axis is not None]
-        own = sum(self.rank_of(b) * b.inputs for b in sides)
-        delta, basis = entry.split([entry.shape[-1] - own, own], -1)
+        delta, basis = entry.take("values", "scale")
         moved: Vector = self.subspace(basis, rnd).T @ delta
         return copy + moved
 
