@@ -1,7 +1,8 @@
 """P of one block as an r × d array."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -34,6 +35,10 @@ class Dense(Factor):
         """Σ h_jk P_jk with fixed h in (-1, 1)."""
         h = fixed_numbers(self.drawn[0].numel())
         return (self.drawn.flatten(1) @ h).view(-1, 1, 1)
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same on another device; the drawn numbers stay, for the probe."""
+        return replace(self, p=self.p.to(device))
 
 
 @functools.lru_cache(maxsize=32)
