@@ -15,10 +15,8 @@ from typer.testing import CliRunner
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from test_text_tasks import data  # noqa: F401
 
 import fedspan
-from conftest import advance, start
 from fedspan.cli.app import app
 from fedspan.core import tables
 from fedspan.core.errors import FedspanError, SpecError
@@ -31,6 +29,8 @@ from fedspan.huggingface.lora import stepper, with_adapters
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
 from fedspan.nn.projection_rules import projection_rules
+from support.loops import advance, start
+from support.texts import text_data  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 BERT = {
@@ -246,7 +246,7 @@ def test_both_plans_are_the_ledgers_bytes_on_minilm() -> None:
         for _ in range(3):
             advance(loop, 1)
             spent.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
-        assert price(spec).course.walked == row.cost.course.walked == tuple(spent), row.method
+        assert price(spec).walked == row.cost.walked == tuple(spent), row.method
 
 
 @pytest.fixture(scope="module")

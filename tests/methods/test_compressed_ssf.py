@@ -9,11 +9,12 @@ import pytest
 import torch
 from test_equivalences import ROUNDS, relative
 
-from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core.errors import SpecError
 from fedspan.core.objective import Objective
 from fedspan.core.round import Round
 from fedspan.uplinks import RunningMean
+from support.loops import advance, model, small, start
+from support.methods import GAUSSIAN, build
 
 COMPRESSORS: list[dict[str, Any]] = [
     {"name": "qsgd", "levels": 127},

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core.errors import SpecError
 from fedspan.drifts import controls
 from fedspan.drifts.controls import OFF, ON, TRIAL, Controls
+from support.loops import advance, model, small, start
+from support.methods import GAUSSIAN, build
 
 NAMES = [("ssf", {"projector": GAUSSIAN}), ("scaffold", {})]
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ADAMW, GAUSSIAN, advance, build, model, small, start
 from fedspan.core import tables
+from support.loops import advance, model, small, start
+from support.methods import ADAMW, GAUSSIAN, build
 
 ROUNDS = 30
 
@@ -62,7 +63,7 @@ def test_one_local_step_with_everybody_is_gradient_descent() -> None:
     problem = small(batch="full")
     loop = start(build("fedavg", local_steps=1, lr=0.05), problem, 7)
     m, d = problem.layout.blocks[0].shape
-    hessian, linear = (torch.from_numpy(part) for part in problem._terms[0][:2])
+    hessian, linear = (torch.from_numpy(part) for part in problem.terms[0][:2])
     x = torch.zeros(d, m, dtype=torch.float64)
     for _ in range(ROUNDS):
         advance(loop, 1)

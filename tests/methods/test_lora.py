@@ -11,13 +11,14 @@ from torch import nn
 from torch.func import functional_call
 
 import fedspan
-from conftest import build, small, start
 from fedspan.core.config import Projection
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
 from fedspan.nn.module import FlatModule
 from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.projectors.gaussian import Gaussian
+from support.loops import small, start
+from support.methods import build
 
 LR, STEPS, ROUNDS, RANK, LEAST = 0.1, 3, 4, 2, 40
 WHOLE = ("5", "*.bias")  # what has no adapter
@@ -136,7 +137,7 @@ def test_with_a_frozen_no_full_gradient_is_asked_for(monkeypatch: pytest.MonkeyP
     def refuse(*_: Any) -> None:
         raise ArithmeticError("a full gradient")
 
-    monkeypatch.setattr(FlatModule, "grad", refuse)
+    monkeypatch.setattr(FlatModule, "in_place", refuse)
     fit(build("ffalora", lr=LR, local_steps=2, rank=RANK, alpha=1.0))
     with pytest.raises(ArithmeticError):
         fit(build("fedit", lr=LR, local_steps=2, rank=RANK))

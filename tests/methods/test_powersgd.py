@@ -8,9 +8,10 @@ import pytest
 import torch
 from test_equivalences import ROUNDS, relative
 
-from conftest import advance, build, model, small, start
 from fedspan import Bundle
 from fedspan.core.layout import Block, Layout
+from support.loops import advance, model, small, start
+from support.methods import build
 
 
 @pytest.mark.parametrize("rank", [2, 1.0, 5])

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core.bundle import Bundle
+from support.loops import advance, model, small, start
+from support.methods import GAUSSIAN, build
 
 BETA = 0.6
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from test_simulate import method_of, mlp, model_after, problem_of
 
-from conftest import ADAMW, GAUSSIAN, advance, build, close, model, small, start
 from fedspan.core.config import Engine
 from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import draw
@@ -20,6 +19,8 @@ from fedspan.optimizers.adamw import carried_squares
 from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.gaussian import Gaussian
+from support.loops import advance, close, model, small, start
+from support.methods import ADAMW, GAUSSIAN, build
 
 LR, STEPS = 0.02, 3
 CARRY = SGD(momentum=0.5).carry

@@ -12,7 +12,6 @@ import torch
 from test_moments import STEPS, layout
 
 import fedspan
-from conftest import ADAMW, GAUSSIAN, METHODS, advance, build, close, model, small, start, takes
 from fedspan import Spec
 from fedspan.core.axes import Optimizer
 from fedspan.core.errors import SpecError
@@ -22,6 +21,8 @@ from fedspan.optimizers.adamw import AdamW
 from fedspan.optimizers.sgd import SGD
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import search
+from support.loops import advance, close, model, small, start
+from support.methods import ADAMW, GAUSSIAN, METHODS, build, takes
 
 IDENTITY = {"name": "identity"}
 

@@ -12,10 +12,6 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
 
-from rounds import rounds_in
-from test_flower import FLOAT32, SSF, FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401 - a fixture
-
-from conftest import SMALL, build
 from fedspan.api.run import run
 from fedspan.callbacks.diagnostics import Diagnostics
 from fedspan.core import tables
@@ -25,6 +21,10 @@ from fedspan.remote.flower import records, server
 from fedspan.remote.flower.client import load_spec
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.messages import RoundMessage
+from support.flower import FLOAT32, SSF, FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401 - a fixture
+from support.loops import SMALL
+from support.methods import build
+from support.rounds import rounds_in
 
 
 def test_what_travels_for_ssf_is_its_numbers(tmp_path: Path) -> None:

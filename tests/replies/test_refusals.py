@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import METHODS, RUN, TOPK, build
 from fedspan.core import refusals, registry
 from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec
+from support.loops import RUN
+from support.methods import METHODS, TOPK, build
 
 PRIVATE: dict[str, Any] = RUN | {"participation": {"weights": "uniform"}, "rounds": 2}
 SETTINGS = Privacy(clip=1.0, noise=1.0, leak=0.1)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import tomli_w
 from rich.console import Console
-from test_side_by_side import spec_file
 
 import fedspan
 from fedspan.core import registry
@@ -22,6 +21,7 @@ from fedspan.engine import history
 from fedspan.study import conduct
 from fedspan.study.jobs import FINGERPRINT, _of_tasks, changed, fingerprint
 from fedspan.study.request import requested
+from support.comparisons import spec_file
 
 METHOD = """
 from dataclasses import dataclass

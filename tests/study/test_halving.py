@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from conftest import RUN
 from fedspan.core.errors import DataError
 from fedspan.engine import history
 from fedspan.study import conduct, results, tables, tuning
-from fedspan.study.curves import Curve
+from fedspan.study.curves import Series
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
+from support.loops import RUN
 
 ROOT = Path(__file__).parents[2]
 GRID = {"method.lr": [1e-5, 0.007, 0.01, 1e6]}
@@ -85,9 +85,10 @@ def test_a_study_that_is_run_again_makes_no_run_again(early: Runs) -> None:
     assert [cell.point for cell in again.cells] == [cell.point for cell in early.cells]
 
 
-def curve(values: list[float]) -> Curve:
+def curve(values: list[float]) -> Series:
     rows = np.arange(len(values), dtype=float)
-    return Curve(rows, np.array([values]), rows, rows, rows, [None], [False])
+    metrics = {"": np.array([values])}
+    return Series("", "", {}, (0,), {"round": rows}, metrics, [None], [False])
 
 
 @pytest.mark.parametrize(

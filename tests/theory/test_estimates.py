@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import settings, small
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.models import build, mlp
 from fedspan.nn.problem import TorchProblem
@@ -17,6 +16,7 @@ from fedspan.nn.projection_rules import projection_rules
 from fedspan.tasks.regression import Regression
 from fedspan.theory.estimates import Effort, estimate, smoothness, variance
 from fedspan.theory.gradient_probe import all_clients
+from support.loops import settings, small
 
 
 def exact_smoothness(problem: object) -> np.ndarray:

@@ -11,11 +11,12 @@ import torch
 from test_estimates import network
 
 import fedspan
-from conftest import advance, build, model, small, start
 from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
 from fedspan.nn.models import mlp
 from fedspan.theory.lr_search import budget_of, search
+from support.loops import advance, model, small, start
+from support.methods import build
 
 
 def learnable(**settings: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedspan.core.errors import ProtocolError
+from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.round import Round
 
 STATISTIC = "stat_"
@@ -70,9 +70,13 @@ def outside(
 ) -> torch.Tensor | None:
     """Return whose statistics are not within their ranges, (runs, clients); None if replies hold none."""
     found = None
-    for name, ranges in statistics.items():
-        if (part := arrays.get(name)) is not None:
-            low, high = part.new_tensor(ranges).unbind(-1)
+    for name, part in arrays.items():
+        if name.startswith(STATISTIC):
+            if name not in statistics:
+                raise SpecError(
+                    f"replies have {name!r}; give its ranges in `statistics` of the method"
+                )
+            low, high = part.new_tensor(statistics[name]).unbind(-1)
             wrong = ~((low <= part) & (part <= high)).all(-1)  # NaN is outside
             found = wrong if found is None else found | wrong
     return found

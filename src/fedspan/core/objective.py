@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -67,13 +68,19 @@ class Objective(ABC):
 
 
 class Flat(Objective):
-    """f = 0, for rounds without data."""
+    """f = 0 of so many clients in each run, for rounds without data."""
+
+    def __init__(self, clients: int = 1) -> None:
+        self.clients = clients
 
     def grad(self, y: Vector) -> Vector:
-        return torch.zeros_like(y)
+        return y.new_zeros(y.shape[0], self.clients, y.shape[-1])
 
     def full_grad(self, x: Vector) -> Vector:
-        return torch.zeros_like(x)
+        return self.grad(x)
+
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+        return self.direction(plus)
 
 
 class Problem(ABC):
@@ -87,6 +94,7 @@ class Problem(ABC):
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
     cohort_mode: Literal["batched", "per_client"] = "batched"  # all clients at once or not
     buffers0: Vector | None = None  # (runs, 1, n): averaged besides x: running statistics
+    usage: Mapping[str, Any] = MappingProxyType({})  # how a trained model is used, as plain values
 
     def drop_start(self) -> None:
         """Keeps of x0 only its shape and type; for a run that has begun and needs the memory of a large model."""
@@ -131,10 +139,6 @@ class Problem(ABC):
         return {
             name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()
         }
-
-    def evaluate_clients(self, x: Vector, buffers: Vector | None = None) -> list[dict[str, Any]]:
-        """Metrics of a server model on each client's data: one row per client with `client`, `data` and `examples`."""
-        return []
 
     def training_loss(
         self, x: Vector, buffers: Vector | None = None

@@ -53,7 +53,7 @@ def refused(
     looks = []
     if isinstance(method.lr, str):
         looks.append((f"`method.lr` is {method.lr!r}, which", "give a number"))
-    if spec.eval_clients_every is not None:
+    if spec.eval_clients_every is not None and spec.privacy is not None:
         looks.append(("`eval_clients_every`", "leave it out"))
     watching = [one for one in (*spec.callbacks, *callbacks) if one.needs_all_clients]
     looks += [(f"callback {type(one).__name__}", "leave it out") for one in watching]

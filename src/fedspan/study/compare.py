@@ -34,7 +34,7 @@ from fedspan.core.extras import data_frame, needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import Method
 from fedspan.core.signals import ending_by_sigterm
-from fedspan.core.spec import Spec, changed
+from fedspan.core.spec import Spec
 from fedspan.core.terminal import plain
 from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import conduct
@@ -103,11 +103,11 @@ class Comparison:
                     **self.settings[entry.series.label],
                     "at_edge": entry.at_edge,
                     "rounds": int(curve.rounds[-1]),
-                    "up_bytes": int(curve.up[-1]),
-                    "down_bytes": int(curve.down[-1]),
+                    "up_bytes": int(curve.spent["up"][-1]),
+                    "down_bytes": int(curve.spent["down"][-1]),
                     "client_state_bytes": entry.client_state,
                     "client_memory_bytes": entry.client_memory,
-                    "seconds": float(curve.seconds[-1]),
+                    "seconds": float(curve.spent["seconds"][-1]),
                     "seeds": result.seeds,
                     "diverged": result.diverged,
                     "failed": result.failed,
@@ -333,7 +333,10 @@ def compare(
         "tail": tail,
     }
     told |= settings | {"run_dir": None if out is None else str(out)}
-    words = [repr({label: changed(method) for label, method in named.items()}), "spec"]
+    words = [
+        repr({label: tables.describe(method, changed=True) for label, method in named.items()}),
+        "spec",
+    ]
     if isinstance(model, nn.Module):
         words[1] = "model, clients"
     elif isinstance(model, str | PathLike):

@@ -25,7 +25,7 @@ from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Line
 from fedspan.engine.provenance import LR, read_lr
-from fedspan.study.curves import Axis, Curve, Floats, Series, Table, Tail, recorded
+from fedspan.study.curves import Axis, Floats, Series, Table, Tail, recorded
 from fedspan.study.jobs import Job, jobs_of
 from fedspan.study.model import Case, Part, Point, Study, Variant, settings
 
@@ -40,8 +40,8 @@ class Tried:
     point: Point
     rounds: int
     end: Tail  # in the metric that decides the tuning
-    deciding: Curve | None = None  # the same metric over rounds; None: read from a data file
-    curve: Curve | None = None  # the metric of the part
+    deciding: Series | None = None  # the same metric over rounds; None: read from a data file
+    curve: Series | None = None  # the metric of the part
     dropped: bool = False  # far behind the best one, and not run to the end
 
 
@@ -177,7 +177,7 @@ class Cell:
         return self._read(self.running())
 
     @property
-    def curve(self) -> Curve:
+    def curve(self) -> Series:
         """The same in the metric of the part."""
         return self.series.curve(self.part.metric)
 
@@ -188,7 +188,7 @@ class Cell:
         whole = [curve for curve in curves if curve.alive()]
         return min(float(curve.most(axis)[-1]) for curve in whole or curves)
 
-    def at(self, axis: Axis, cost: float, curve: Curve | None = None) -> Tail:
+    def at(self, axis: Axis, cost: float, curve: Series | None = None) -> Tail:
         """The result at a cost; by default of all seeds at the point."""
         curve = (curve or self.curve).within({axis: cost})
         return curve.tail(self.part.last(len(curve.rounds)))
@@ -214,7 +214,7 @@ class Cell:
         curve = self.curve
         there = np.flatnonzero(self.part.sign * (curve.values.mean(0) - self.row.target) > 0)
         axes: tuple[Axis, ...] = ("round", "up", "total")
-        return [float(curve.spent(axis)[there[0]]) for axis in axes] if len(there) else None
+        return [float(curve.spent[axis][there[0]]) for axis in axes] if len(there) else None
 
     @property
     def failures(self) -> list[str]:
@@ -302,7 +302,7 @@ def edges(variant: Variant, point: Point) -> Point:
     return found
 
 
-def by_seed(part: Part, curve: Curve) -> list[float]:
+def by_seed(part: Part, curve: Series) -> list[float]:
     """The result of every seed, as in `Part.result`; nan for one that diverged or failed."""
     curve = part.inside(curve)
     ends, alive = curve.values[:, -part.last(len(curve.rounds)) :].mean(1), curve.alive()
@@ -337,7 +337,7 @@ def evaluated_round(rounds: int, eval_every: int, share: float) -> int:
     return max(1, int(share * rounds / eval_every)) * eval_every
 
 
-def hopeless(part: Part, curves: Mapping[int, Curve], share: float, behind: float) -> set[int]:
+def hopeless(part: Part, curves: Mapping[int, Series], share: float, behind: float) -> set[int]:
     """The points to drop, from their curves up to a share of the rounds. One that has diverged has ended anyway."""
     values = {n: _progress(part, curve) for n, curve in curves.items() if curve.tail(1).whole}
     best = max((float(made[-1]) for made in values.values()), default=0.0)
@@ -345,7 +345,7 @@ def hopeless(part: Part, curves: Mapping[int, Curve], share: float, behind: floa
     return {n for n, made in late.items() if _at_the_end(made, share) < best}
 
 
-def _progress(part: Part, curve: Curve) -> Floats:
+def _progress(part: Part, curve: Series) -> Floats:
     """How much better the metric is than before the first round, at every evaluation; each is the mean of a few."""
     better = part.tune_sign * (curve.values - curve.values[:, :1]).mean(0)
     few = part.last(len(better))

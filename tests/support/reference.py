@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conftest import settings
 from fedspan.core import tables
 from fedspan.core.projector import draw
+from fedspan.core.round import Schedule
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.projectors.gaussian import Gaussian
 from support.axes import by_axis
+from support.loops import settings
 
 Array = npt.NDArray[np.float64]
 Rows = dict[int, Sequence[npt.NDArray[np.int64]]]  # client → rows of its K local steps
@@ -275,7 +276,7 @@ def compare(
             Ps = [v.numpy().copy() for v in method.basis(loop.server, loop._round())]
         if batch != "full":
             picks = (
-                problem.picks(SEEDS, range(t, t + 1), 0, ids[None], STEPS)[0]
+                problem.picks(Schedule(t, ids[None], ids), 0, STEPS)[0]
                 .numpy()
                 .reshape(STEPS, *ids.shape, batch)
             )
