@@ -255,7 +255,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         raise SpecError(
             "run config 'run-dir' is missing: a directory on the server for results and checkpoints"
         )
-    refusals.check(refusals.Run(spec, server=config))
+    refusals.check(spec, server=config)
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
     roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
     decided = config.bind_clients is True or bool(roster and roster.nodes)
@@ -300,7 +300,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     if len(set(names)) < count:
         raise SpecError(f"two nodes have the same client-id, among {', '.join(sorted(names)[:8])}")
     cast(Any, problem).names = names
-    refusals.check(refusals.Run(spec, problem=problem, server=config))
+    refusals.check(spec, problem=problem, server=config)
     clients_per_round = spec.clients_per_round or problem.clients
     if config.min_replies > clients_per_round:
         raise SpecError(
