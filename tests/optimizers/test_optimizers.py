@@ -14,6 +14,7 @@ from test_moments import STEPS, layout
 import fedspan
 from conftest import ADAMW, GAUSSIAN, METHODS, advance, build, close, model, small, start, takes
 from fedspan import Spec
+from fedspan.api.step_size import search
 from fedspan.core.errors import SpecError
 from fedspan.core.objective import Flat
 from fedspan.core.optimizer import Optimizer
@@ -21,7 +22,6 @@ from fedspan.core.round import Round
 from fedspan.optimizers.adamw import AdamW
 from fedspan.optimizers.sgd import SGD
 from fedspan.theory.diagnosis import corollary_lr
-from fedspan.theory.lr_search import search
 
 IDENTITY = {"name": "identity"}
 
