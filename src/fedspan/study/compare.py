@@ -34,15 +34,15 @@ from fedspan.core.extras import data_frame, needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import Method
 from fedspan.core.signals import ending_by_sigterm
-from fedspan.core.spec import Spec, changed
+from fedspan.core.spec import Spec, changed, with_values
 from fedspan.core.terminal import plain
-from fedspan.study.budget import Budget, Link
+from fedspan.study.budget import Link
 from fedspan.study.conduct import conduct
 from fedspan.study.curves import Axis
-from fedspan.study.model import COLORS, Part, Study, Variant, with_settings
+from fedspan.study.model import Part, Study
 from fedspan.study.proposal import WIDTH, Tuned, propose
 from fedspan.study.report import Report, of_study
-from fedspan.study.request import prepared, with_grids
+from fedspan.study.request import part_of, prepared, with_grids
 from fedspan.study.results import Entry, Results
 
 MethodLike = Method | str | Mapping[str, Any]
@@ -130,9 +130,9 @@ class Comparison:
         """Label → the method with its tuned settings, ready for `fedspan.fit(..., method=...)`."""
         chosen = {}
         for variant in self._part.variants:
-            tuned = self.settings[variant.label]
-            own = {key: value for key, value in tuned.items() if key != "epochs"}
-            chosen[variant.label] = with_settings(variant.method, own)
+            tuned = dict(self.settings[variant.label])
+            tuned.pop("epochs", None)
+            chosen[variant.label] = as_method(with_values(variant.table["method"], tuned))
         return chosen
 
     @property
@@ -302,21 +302,17 @@ def compare(
     out = None if run_dir is None else path_of("run_dir", run_dir)
     named = named_methods(methods)
     spec = shared_spec(model, clients, loss, next(iter(named.values())), settings)
-    variants = [
-        Variant(label, label, COLORS[n % len(COLORS)], {"method": tables.describe(one)}, {}, one)
-        for n, (label, one) in enumerate(named.items())
-    ]
-    part = Part(
-        name="comparison",
-        base=spec.table(),
-        variants=variants,
+    tables_of = {label: tables.describe(one) for label, one in named.items()}
+    fields = {one.name: getattr(spec, one.name) for one in dataclasses.fields(Spec)}
+    part = part_of(
+        {label: {"method": table} for label, table in tables_of.items()},
+        spec.table(),
+        objects={key: fields[key] for key in fields if key not in ("method", "epochs", "rounds")},
         seeds=seeds,
         tune_seeds=tune_seeds,
         tune_rounds=tune_rounds,
         tail=tail,
-        metric="",
-        budget=Budget.parse(budget),
-        given=spec,
+        budget=budget,
     )
     part = prepared(with_grids(part, {} if tune is None else tune), metric, goal)
     if resume and out is None:

@@ -96,8 +96,8 @@ def make_runs(
     for job in Runs(study, place).tuning():
         job.forget_failure()  # of an earlier attempt: nothing is chosen before it is tried again
     runs = Runs(study, place)
-    given = any(part.given is not None for part in study.parts)
-    execute([], jobs, console, plugins, runs.possible() if given else None, runs.ready)
+    objects = any(part.objects for part in study.parts)
+    execute([], jobs, console, plugins, runs.possible() if objects else None, runs.ready)
     for job in runs.tuning():
         (job.run_dir / CHECKPOINT).unlink(missing_ok=True)
     return runs

@@ -42,13 +42,11 @@ from fedspan.core.errors import (
     SpecError,
     at_least,
     at_most,
-    did_you_mean,
     not_negative,
     number,
     one_of,
     shown,
 )
-from fedspan.core.method import Method
 from fedspan.core.spec import Spec, read_toml, with_values
 from fedspan.engine.history import HELD_OUT, sign_of
 from fedspan.study.budget import Budget
@@ -71,7 +69,6 @@ class Variant:
     color: str
     table: Table  # laid over the base spec
     grid: dict[str, list[Any]]  # dotted key → values
-    method: Method | None = None  # the method as an object, in a part with a `given` spec
 
     def points(self) -> list[Point]:
         """Every combination of the grid."""
@@ -117,7 +114,7 @@ class Part:
     within: float = 0.0  # relative distance that reproduces the published; 0: not judged
     tuned_in: str = ""  # "part.variant" whose chosen point every variant takes, in the same case
     figure: Table = field(default_factory=dict)  # x: axes or a grid's key; rows: those to draw
-    given: Spec | None = None  # the base as an object, in place of its table
+    objects: Table = field(default_factory=dict)  # settings of the base that no table can hold
 
     def __post_init__(self) -> None:
         at_least("seeds", self.seeds, 1)
@@ -148,11 +145,12 @@ class Part:
         self, variant: Variant, point: Point, row: Case | None = None, rounds: int | None = None
     ) -> Spec:
         """The spec of one point of a variant's grid; by default it is as long as the budget allows."""
-        if self.given is None:
-            table = with_values(laid_over(self.base, variant.table), self.set | point)
-            spec = Spec.from_table(filled(table, (row or self.rows[0]).values))
-        else:
-            spec = with_settings(self.given, {"method": variant.method} | point)
+        table = with_values(laid_over(self.base, variant.table), self.set | point)
+        table = filled(table, (row or self.rows[0]).values) | self.objects
+        metrics = table.pop("metrics", ())
+        own = "metrics" in self.objects  # which may be functions
+        spec = Spec.from_table(table if own else table | {"metrics": metrics})
+        spec = dataclasses.replace(spec, metrics=metrics) if own else spec
         if self.tune_by == TRAIN_LOSS:
             spec = dataclasses.replace(spec, callbacks=(*spec.callbacks, TrainingLoss()))
         if rounds is None and self.budget is not None:
@@ -183,7 +181,7 @@ class Part:
     @property
     def metrics(self) -> Sequence[Any]:
         """The metrics of the base, as a user gives them or as its table has them."""
-        return self.base.get("metrics", ()) if self.given is None else self.given.metrics
+        return (self.base | self.objects).get("metrics", ())
 
     @property
     def tuning_seeds(self) -> int:
@@ -229,26 +227,6 @@ def laid_over(table: Table, changes: Mapping[str, Any]) -> Table:
     return out
 
 
-def with_settings(value: Any, settings: Mapping[str, Any]) -> Any:
-    """A dataclass with values at dotted keys, such as `method.space.rank`."""
-    changes: Table = {}
-    nested: dict[str, Table] = {}
-    is_table = dataclasses.is_dataclass(value)
-    fields = [one.name for one in dataclasses.fields(value)] if is_table else []
-    for path, inner in settings.items():
-        key, _, rest = path.partition(".")
-        if key not in fields:
-            known = f"{did_you_mean(key, fields)}; it has {', '.join(fields)}" if fields else ""
-            raise SpecError(f"{type(value).__name__} has no setting {key!r}{known}")
-        if rest:
-            nested.setdefault(key, {})[rest] = inner
-        else:
-            changes[key] = inner
-    for key, more in nested.items():
-        changes[key] = with_settings(changes.get(key, getattr(value, key)), more)
-    return dataclasses.replace(value, **changes)
-
-
 def filled(value: Any, names: Mapping[str, Any]) -> Any:
     """A table in which every `$name` is replaced by the value of that name."""
     if isinstance(value, dict):
@@ -267,7 +245,7 @@ def settings(point: Mapping[str, Any]) -> str:
 # ---- studies as TOML
 
 WORDS = {"name", "title", "about", "variants"}
-SETTINGS = {one.name for one in dataclasses.fields(Part)} - WORDS - {"given"}  # are handed down
+SETTINGS = {one.name for one in dataclasses.fields(Part)} - WORDS - {"objects"}  # are handed down
 TYPES: dict[str, type] = {  # of settings that no other function checks
     "base": dict,
     "rows": list,
@@ -431,6 +409,6 @@ def table_of(study: Study) -> Table:
             del plain["rows"]
         if part.budget is not None:
             plain["budget"] = part.budget.texts()
-        parts[part.name] = {k: v for k, v in plain.items() if k not in ("name", "given")}
+        parts[part.name] = {k: v for k, v in plain.items() if k not in ("name", "objects")}
     words = {key: text for key in ("name", "title", "about") if (text := getattr(study, key))}
     return words | (parts["comparison"] if list(parts) == ["comparison"] else {"parts": parts})
