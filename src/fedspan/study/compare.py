@@ -39,10 +39,10 @@ from fedspan.core.terminal import plain
 from fedspan.study.budget import Link
 from fedspan.study.conduct import conduct
 from fedspan.study.curves import Axis
-from fedspan.study.model import Part, Study
+from fedspan.study.model import Part
 from fedspan.study.proposal import WIDTH, Tuned, propose
 from fedspan.study.report import Report, of_study
-from fedspan.study.request import part_of, prepared, with_grids
+from fedspan.study.request import asked
 from fedspan.study.results import Entry, Results
 
 MethodLike = Method | str | Mapping[str, Any]
@@ -302,19 +302,19 @@ def compare(
     out = None if run_dir is None else path_of("run_dir", run_dir)
     named = named_methods(methods)
     spec = shared_spec(model, clients, loss, next(iter(named.values())), settings)
-    tables_of = {label: tables.describe(one) for label, one in named.items()}
     fields = {one.name: getattr(spec, one.name) for one in dataclasses.fields(Spec)}
-    part = part_of(
-        {label: {"method": table} for label, table in tables_of.items()},
-        spec.table(),
-        objects={key: fields[key] for key in fields if key not in ("method", "epochs", "rounds")},
-        seeds=seeds,
-        tune_seeds=tune_seeds,
-        tune_rounds=tune_rounds,
-        tail=tail,
-        budget=budget,
-    )
-    part = prepared(with_grids(part, {} if tune is None else tune), metric, goal)
+    table = {
+        "base": spec.table(),
+        "variants": {label: {"method": tables.describe(one)} for label, one in named.items()},
+        "seeds": seeds,
+        "tune_seeds": tune_seeds,
+        "tune_rounds": tune_rounds,
+        "tail": tail,
+        "metric": "",
+        "budget": budget,
+    }
+    objects = {key: fields[key] for key in fields if key not in ("method", "epochs", "rounds")}
+    study = asked(table, {} if tune is None else tune, metric, goal, objects=objects)
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the comparison to continue")
     if jobs > 1 and spec.torch_device.type != "cpu":
@@ -339,7 +339,7 @@ def compare(
             kept = isinstance(value, str | int | float | list | tuple | dict) and key not in DATA
             words.append(f"{key}={value!r}" if kept and len(repr(value)) < 200 else f"{key}={key}")
     line = f"fedspan.compare({', '.join(words)})"
-    study, console = Study("comparison", [part]), Console(stderr=True, quiet=not progress)
+    console = Console(stderr=True, quiet=not progress)
     with ExitStack() as stack:  # a directory for the time being where the user names none
         place = out
         if place is None:

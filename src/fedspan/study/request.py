@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,9 +21,8 @@ from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import plan
 from fedspan.engine.history import HELD_OUT, main_metric, sign_of
-from fedspan.study.budget import Budget
 from fedspan.study.curves import Goal, Table, labels, setting
-from fedspan.study.model import COLORS, Part, Study, Variant, laid_over, study_of
+from fedspan.study.model import Part, Study, Variant, laid_over, study_of
 
 MOST_POINTS = 1000  # values of one key of a grid
 OWN = ("method", "epochs")  # what each spec file has of its own
@@ -140,19 +138,33 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     return part
 
 
-def part_of(
-    variants: Mapping[str, Table], base: Table, *, budget: Any = None, **options: Any
-) -> Part:
-    """The part that compares tables laid over a base, by label; `options` are fields of `Part` or None."""
-    colored = zip(variants.items(), itertools.cycle(COLORS), strict=False)
-    return Part(
-        name="comparison",
-        base=base,
-        variants=[Variant(label, label, color, one, {}) for (label, one), color in colored],
-        metric="",
-        budget=Budget.parse(budget),
-        **{name: value for name, value in options.items() if value is not None},
-    )
+def asked(
+    table: Table,
+    tune: Mapping[str, Any],
+    metric: str | None,
+    goal: Goal | None,
+    *,
+    objects: Table | None = None,
+    flag: str = "",
+) -> Study:
+    """The study of one comparison, with its grids and its metric chosen and every spec of it checked.
+
+    Args:
+        table: The study as a file has it. What is None is left out.
+        tune: Values to tune over, as in `with_grids`.
+        metric: The metric to compare by; by default the table's, or else the main one.
+        goal: Whether more of it is better; by default known from its name.
+        objects: Settings of the base that no table can hold.
+        flag: What stands before the name of an option.
+    """
+    study = study_of({key: value for key, value in table.items() if value is not None})
+    if len(study.parts) > 1:
+        raise SpecError(
+            f"{study.name!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one"
+        )
+    part = dataclasses.replace(study.parts[0], objects=objects or {})
+    part = with_grids(part, tune, f"{flag}grid" if flag else "tune")
+    return dataclasses.replace(study, parts=[prepared(part, metric, goal, f"{flag}metric")])
 
 
 # ---- the command line
@@ -169,56 +181,48 @@ def requested(
     goal: Goal | None = None,
     **options: int | None,
 ) -> Study:
-    """The comparison that a command line asks for, with every spec of it checked; `options` are fields of `Part`."""
-    found = [(path, read_toml(path)) for path in specs]
-    for path, table in found:
-        if not {"variants", "parts"} & table.keys():
-            continue
+    """The comparison that a command line asks for; `options` are settings of a study."""
+    found = [(str(path), read_toml(path)) for path in specs]
+    whole = [path for path, table in found if {"variants", "parts"} & table.keys()]
+    if whole:
         if len(specs) > 1 or methods:
             raise SpecError(
-                f"{str(path)!r} is a complete comparison; give it without other specs and --methods"
+                f"{whole[0]!r} is a complete comparison; give it without other specs and --methods"
             )
+        table = {"name": specs[0].stem, "metric": ""} | found[0][1]
         base = table.get("base", {})
         if not isinstance(base, dict):
             raise SpecError(f"`base` must be a table, got {shown(base)}")
-        base = with_changes(base, tuple(changes))
-        task = base.get("task", {})
+        table["base"] = with_changes(base, tuple(changes))
+        task = table["base"].get("task", {})
         if isinstance(task, dict) and task.get("name") == "custom" and "module" not in task:
             raise SpecError(
-                f"{str(path)!r} compares on a model and data in Python; continue it there, with "
-                f"fedspan.compare(…, run_dir={str(path.parent)!r}, resume=True)"
+                f"{whole[0]!r} compares on a model and data in Python; continue it there, with "
+                f"fedspan.compare(…, run_dir={str(specs[0].parent)!r}, resume=True)"
             )
-        study = study_of({"name": path.stem, "metric": ""} | table | {"base": base})
-        if len(study.parts) > 1:
-            raise SpecError(
-                f"{str(path)!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one"
-            )
-        given: Table = {key: value for key, value in options.items() if value is not None}
-        given |= {"budget": Budget.parse(budget)} if budget else {}
-        part = dataclasses.replace(study.parts[0], **given)
-        break
     else:
-        variants, base = _variants(found, methods, tuple(changes), budgeted=bool(budget))
-        part = part_of(variants, base, budget=budget, **options)
-        study = Study("comparison", [part])
+        pairs = [
+            (path, Spec.from_table(with_changes(table, tuple(changes)))) for path, table in found
+        ]
+        table = _of_specs(pairs, methods, budgeted=bool(budget))
+    given = {key: value for key, value in options.items() if value is not None}
+    table |= given | ({"budget": list(budget)} if budget else {})
     tune: Table = {}
+    variants = table.get("variants", {})
     for text in grids:
         owner, key, values = grid_of(text, "--grid")
-        labels_of = {one.label: {one.name, one.label, _name(one)} for one in part.variants}
-        chosen = [label for label, names in labels_of.items() if owner in names]
+        chosen = [
+            one.get("label", name)
+            for name, one in variants.items()
+            if owner in (name, one.get("label"), one.get("method", {}).get("name"))
+        ]
         if owner and not chosen:
-            names = ", ".join(variant.name for variant in part.variants)
             raise SpecError(
-                f"--grid {text!r} is for {owner!r}, which is not compared; one of {names}"
+                f"--grid {text!r} is for {owner!r}, which is not compared; one of {', '.join(variants)}"
             )
         for grid in [tune.setdefault(label, {}) for label in chosen] if owner else [tune]:
             grid[key] = values
-    part = prepared(with_grids(part, tune, "--grid"), metric, goal, "--metric")
-    return dataclasses.replace(study, parts=[part])
-
-
-def _name(variant: Variant) -> Any:
-    return variant.table.get("method", {}).get("name")
+    return asked(table, tune, metric, goal, flag="--")
 
 
 def grid_of(text: str, option: str) -> tuple[str, str, list[Any]]:
@@ -232,14 +236,8 @@ def grid_of(text: str, option: str) -> tuple[str, str, list[Any]]:
     return owner, key.removeprefix("method."), [toml_value(value) for value in split(values)]
 
 
-def _variants(
-    given: Sequence[tuple[Path, Table]],
-    methods: Sequence[str],
-    changes: tuple[str, ...],
-    budgeted: bool,
-) -> tuple[dict[str, Table], Table]:
-    """(label → what each method lays over the base, the base), from spec files."""
-    found = [(str(path), Spec.from_table(with_changes(table, changes))) for path, table in given]
+def _of_specs(found: Sequence[tuple[str, Spec]], methods: Sequence[str], budgeted: bool) -> Table:
+    """The table of a study of several specs, or of one spec and several methods."""
     base = found[0][1].table()
     if methods:
         if len(found) > 1:
@@ -268,7 +266,7 @@ def _variants(
         raise SpecError(
             f"two methods have the label {twice!r}; give one of them another with `… as LABEL`"
         )
-    return named, base
+    return {"name": "comparison", "metric": "", "base": base, "variants": named}
 
 
 def _variant(base: Spec, text: str) -> tuple[str, Table]:
