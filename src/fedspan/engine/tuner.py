@@ -39,7 +39,10 @@ ALIKE = 0.85  # a trial that falls this share of the largest fall is as fast
 MARGIN = 3.0  # factor from the lowest rate that diverged, where only a loss is known
 DEEP = 8.0  # decrease of an error's logarithm that ends in noise
 DEEPER = 16.0  # factor by which a transient ends below its floor: too small a rate costs more than too large a one
-LONG_TRIALS = 4  # trials for which the second half of the budget suffices
+LONG_TRIALS = {
+    True: 4,
+    False: 3,
+}  # that the second half of the budget pays for, by whether the error is known
 
 
 # ---- a given grid
@@ -166,7 +169,7 @@ def find_lr(
     while not known and lr > edge / MARGIN:
         lr /= 2
     # longer trials, downward until they are behind
-    long = max(short, min(rounds, left() // LONG_TRIALS))
+    long = max(short, min(rounds, left() // LONG_TRIALS[known]))
     longer: list[Trial] = []
     while left() >= long:
         longer.append(run(lr, long, True))
