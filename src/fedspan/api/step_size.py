@@ -70,12 +70,12 @@ def with_lr(
             make_dir(run_dir)
             write_table(path, found)
             remove(run_dir / TRIALS)
-    values = found["values"]
-    method = dataclasses.replace(spec.method, lr=values["lr"])  # type: ignore[type-var]
+    values, chosen = found["values"], spec.method
     if "server_lr" in values:
-        server = dataclasses.replace(method.server, lr=values["server_lr"])
-        method = dataclasses.replace(method, server=server)
-    return dataclasses.replace(spec, method=method), found, made
+        server = dataclasses.replace(chosen.server, lr=values["server_lr"])  # type: ignore[attr-defined]
+        chosen = dataclasses.replace(chosen, server=server)  # type: ignore[type-var]
+    chosen = dataclasses.replace(chosen, lr=values["lr"])  # type: ignore[type-var]
+    return dataclasses.replace(spec, method=chosen), found, made
 
 
 def _kept_search(

@@ -68,14 +68,13 @@ def halve(
     found, left = list(lengths), set(range(len(lengths)))
     for share, behind in stages.items():
         ends = [stage_end(*one, share) for one in zip(lengths, evaluated, strict=True)]
-        known = {n: values(n, ends[n]) for n in left}
-        if any(one is None for one in known.values()):
-            return [ends[n] if n in left else rounds for n, rounds in enumerate(found)]
-        made = {
-            n: _progress(one, last)
-            for n, one in known.items()
-            if one is not None and np.isfinite(one[:, -1]).all()  # if not, its run has ended
-        }
+        made = {}
+        for n in sorted(left):
+            known = values(n, ends[n])
+            if known is None:
+                return [ends[n] if n in left else rounds for n, rounds in enumerate(found)]
+            if np.isfinite(known[:, -1]).all():  # if not, its run has ended
+                made[n] = _progress(known, last)
         best = max((float(one[-1]) for one in made.values()), default=0.0)
         for n, one in made.items():
             third = max(1, len(one) // 3)
@@ -174,9 +173,9 @@ def find_lr(
     while left() >= long:
         longer.append(run(lr, long, True))
         trials.append(longer[-1])
-        best = max(one.fall() for one in longer)
-        least = min(ALIKE * best, DEEP * long / rounds if known and scaled else math.inf)
-        if best > 0 and longer[-1].fall() < least:
+        most = max(one.fall() for one in longer)
+        least = min(ALIKE * most, DEEP * long / rounds if known and scaled else math.inf)
+        if most > 0 and longer[-1].fall() < least:
             break
         lr /= 4 if known else 2
     stable = [one for one in longer if not one.diverged]
@@ -194,7 +193,7 @@ def find_lr(
     chosen, below = min(enough, key=lambda one: one.lr), stable[-1]
     if 0 < below.fall() < least:
         share = math.log(least / below.fall()) / math.log(chosen.fall() / below.fall())
-        return below.lr * (chosen.lr / below.lr) ** share
+        return float(below.lr * (chosen.lr / below.lr) ** share)
     return chosen.lr
 
 

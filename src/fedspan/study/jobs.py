@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from fedspan.core import registry, tables
-from fedspan.core.digest import source_of
+from fedspan.core.digest import digest, source_of
 from fedspan.core.errors import DataError
 from fedspan.core.json_log import read_table, write_table
 from fedspan.core.spec import Spec, flat
@@ -107,7 +106,7 @@ def place_of(spec: Spec, runs: Path) -> Path:
     """
     parts = [registry.name_of(spec.method), spec.identity()]
     if own := fingerprint(spec):
-        parts.append(_hash(json.dumps(own, sort_keys=True).encode(), 4))
+        parts.append(digest(json.dumps(own, sort_keys=True), size=4))
     if isinstance(spec.method.lr, str):
         parts.append(f"{spec.rounds}-rounds")
     return runs / "-".join(parts)
@@ -163,12 +162,12 @@ def _of_files(table: Mapping[str, Any]) -> dict[str, str]:
     for name in texts:
         if Path(name).is_file():
             size = Path(name).stat().st_size
-            parts = [f"{size} ".encode()]
+            parts: list[str | bytes] = [f"{size} "]
             with Path(name).open("rb") as file:
                 for place in sorted({0, size // 2, max(0, size - SAMPLED)}):
                     file.seek(place)
                     parts.append(file.read(SAMPLED))
-            found[f"file {name!r}"] = _hash(b"".join(parts))
+            found[f"file {name!r}"] = digest(*parts)
     return found
 
 
@@ -201,8 +200,4 @@ def _source(cls: type) -> str:
     file = None if cls.__module__ == "__main__" else inspect.getsourcefile(cls)
     if file is None or not Path(file).is_file():
         return source_of(cls)
-    return _hash(Path(file).read_bytes())
-
-
-def _hash(data: bytes, size: int = 8) -> str:
-    return hashlib.blake2b(data, digest_size=size).hexdigest()
+    return digest(Path(file).read_bytes())

@@ -181,7 +181,8 @@ class Part:
     @property
     def metrics(self) -> Sequence[Any]:
         """The metrics of the base, as a user gives them or as its table has them."""
-        return (self.base | self.objects).get("metrics", ())
+        found: Sequence[Any] = (self.base | self.objects).get("metrics", ())
+        return found
 
     @property
     def tuning_seeds(self) -> int:
@@ -247,7 +248,7 @@ def settings(point: Mapping[str, Any]) -> str:
 # What a study's table may have: key → a type, a table of more of these, or a list of one; "*" is any other key.
 GRID = {"*": list}
 VARIANT = dict.fromkeys(CHANGEABLE, object) | {"label": str, "color": str, "grid": GRID}
-TYPED = {"base": dict, "set": dict, "tune_by": str, "metric": str, "claims": list}
+TYPED: dict[str, Any] = {"base": dict, "set": dict, "tune_by": str, "metric": str, "claims": list}
 TYPED |= {"tuned_in": str, "figure": dict}
 TYPED["rows"] = [{"published": dict, "variants": list, "*": object}]
 WORDS = {"name": str, "title": str, "about": str}
@@ -292,13 +293,14 @@ def _check(where: str, value: Any, wanted: Any) -> None:
     """Refuse values of another type, and keys that are unknown."""
     kind = wanted if isinstance(wanted, type) else type(wanted)
     if not isinstance(value, kind):
-        called = {dict: "a table", list: "a list", str: "a text"}[kind]
+        called = {"dict": "a table", "list": "a list", "str": "a text"}[kind.__name__]
         raise SpecError(f"`{where}` must be {called}, got {shown(value)}")
+    inside: Any = value
     if isinstance(wanted, list):
-        for number, one in enumerate(value):
+        for number, one in enumerate(inside):
             _check(f"{where}[{number}]", one, wanted[0])
     elif isinstance(wanted, dict):
-        for key, one in value.items():
+        for key, one in inside.items():
             if "*" not in wanted:
                 one_of(f"key of [{where}]" if where else "key of a comparison", key, wanted)
             _check(f"{where}.{key}" if where else key, one, wanted.get(key, wanted.get("*")))

@@ -189,7 +189,7 @@ def requested(
             raise SpecError(
                 f"{whole[0]!r} is a complete comparison; give it without other specs and --methods"
             )
-        table = {"name": specs[0].stem, "metric": ""} | found[0][1]
+        table: Table = {"name": specs[0].stem, "metric": ""} | found[0][1]
         base = table.get("base", {})
         if not isinstance(base, dict):
             raise SpecError(f"`base` must be a table, got {shown(base)}")
@@ -205,10 +205,11 @@ def requested(
             (path, Spec.from_table(with_changes(table, tuple(changes)))) for path, table in found
         ]
         table = _of_specs(pairs, methods, budgeted=bool(budget))
-    given = {key: value for key, value in options.items() if value is not None}
-    table |= given | ({"budget": list(budget)} if budget else {})
+    given: Table = {key: value for key, value in options.items() if value is not None}
+    given |= {"budget": list(budget)} if budget else {}
+    table |= given
     tune: Table = {}
-    variants = table.get("variants", {})
+    variants: Table = table.get("variants", {})
     for text in grids:
         owner, key, values = grid_of(text, "--grid")
         chosen = [

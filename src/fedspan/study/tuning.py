@@ -100,30 +100,25 @@ class Cell:
         """The rounds of each point: of its stage, or in the end all or those at which it was dropped."""
         if self._decided is not None:
             return self._decided
-        pending = False
+        specs = [spec for _, spec in self.specs]
+        pending = list[int]()
 
         def values(n: int, rounds: int) -> Floats | None:
-            nonlocal pending
             jobs = self.trial(n, rounds)
             if not all(job.ended() for job in jobs):
-                pending = True
+                pending.append(n)
                 return None
             return -self.part.tune_sign * self._read(jobs).curve(self.part.tune_metric).values
 
-        specs = [spec for _, spec in self.specs]
         lengths, every = [spec.rounds for spec in specs], [spec.eval_every for spec in specs]
         found = halve(lengths, every, values, self.part.last, self.stages)
         self._decided = None if pending else found
         return found
 
-    def seeds(self, point: Point) -> list[Job]:
-        """All seeds at a point."""
-        spec = self.part.spec(self.variant, point, self.row)
+    def running(self, point: Point | None = None) -> list[Job]:
+        """All seeds at a point, by default the chosen one."""
+        spec = self.part.spec(self.variant, self.point if point is None else point, self.row)
         return jobs_of(spec, self.runs.place, self.part.seeds, self.variant.label)
-
-    def running(self) -> list[Job]:
-        """All seeds at the chosen point."""
-        return self.seeds(self.point)
 
     def _read(self, jobs: list[Job]) -> Series:
         """The runs of one point as a series, no longer than their jobs."""
@@ -295,7 +290,7 @@ class Runs:
             for n, (_, spec) in enumerate(cell.specs):
                 ends = [stage_end(spec.rounds, spec.eval_every, share) for share in cell.stages]
                 found += [job for rounds in (spec.rounds, *ends) for job in cell.trial(n, rounds)]
-            found += [job for point in cell.variant.points() for job in cell.seeds(point)]
+            found += [job for point in cell.variant.points() for job in cell.running(point)]
         return found
 
 
