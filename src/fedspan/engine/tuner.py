@@ -188,7 +188,7 @@ def find_lr(
         return _lowest([one for one in stable if one.lr <= edge / MARGIN] or stable).lr
     if not scaled:
         return _for_longer(_lowest(stable), rounds)
-    enough = [one for one in stable if one.fall() >= least]
+    enough = [one for one in stable if one.fall() >= least] or stable
     # between the lowest rate that comes far enough and the next one
     chosen, below = min(enough, key=lambda one: one.lr), stable[-1]
     if 0 < below.fall() < least:
