@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import tomli_w
-from test_side_by_side import BASE, spec_file
 
 from conftest import SMALL
 from fedspan.core.errors import SpecError
@@ -17,6 +16,7 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.study.model import Part, table_of
 from fedspan.study.request import entries, requested, split
+from support.comparison import BASE, spec_file
 
 
 def asked(*specs: Any, **options: Any) -> Part:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 from test_faults import damage
-from test_side_by_side import BASE, spec_file
 
 from conftest import SMALL
 from fedspan.core import registry
@@ -25,6 +24,7 @@ from fedspan.study import conduct, jobs, report, results
 from fedspan.study.model import study_of
 from fedspan.study.request import requested
 from fedspan.study.tuning import Runs
+from support.comparison import BASE, spec_file
 
 QUIET = Console(quiet=True)
 ROWS = {

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 from rich.console import Console
 from typer.testing import CliRunner
 
-from conftest import SMALL
 from fedspan.api.run import run
 from fedspan.cli.app import app
 from fedspan.core.errors import SpecError
@@ -26,24 +24,9 @@ from fedspan.study import conduct, execute, jobs, report, tables
 from fedspan.study.model import Study
 from fedspan.study.request import requested
 from fedspan.study.results import Results
+from support.comparison import spec_file
 
 QUIET = Console(quiet=True)
-GAUSSIAN = {"name": "gaussian", "rank": 3}
-BASE: dict[str, Any] = {
-    "rounds": 12,
-    "eval_every": 2,
-    "method": {"name": "ssf", "lr": 0.02, "local_steps": 2}
-    | {"local": {"name": "sgd", "momentum": 0.5}, "space": GAUSSIAN, "drift": {"name": "controls"}},
-    "task": SMALL,
-    "batch_size": 4,
-    "clients_per_round": 3,
-}
-
-
-def spec_file(place: Path, name: str = "base.toml", **changes: Any) -> Path:
-    path = place / name
-    path.write_text(tomli_w.dumps(BASE | changes))
-    return path
 
 
 def carry(study: Study, out: Path, resume: bool = False, **more: Any) -> Results:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from test_estimates import network
 
 import fedspan
 from conftest import advance, build, every_method, model, settings, small, start
@@ -36,6 +35,7 @@ from fedspan.theory.diagnosis import diagnose, outside_theory, rho_of
 from fedspan.theory.diagnostics import measure
 from fedspan.theory.gradient_probe import all_clients
 from support.axes import by_axis
+from support.networks import network
 
 ROOT = Path(__file__).parents[2]
 TABLE: dict[str, Any] = {

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_estimates import network
 
 import fedspan
 from conftest import advance, build, model, small, start
@@ -17,6 +16,7 @@ from fedspan.api.step_size import budget_of, search
 from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
 from fedspan.nn.models import mlp
+from support.networks import network
 
 
 def learnable(**settings: Any) -> Any:

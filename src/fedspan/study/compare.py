@@ -320,24 +320,15 @@ def compare(
     if jobs > 1 and spec.torch_device.type != "cpu":
         raise SpecError(f"`jobs` {jobs} needs device='cpu'; use jobs=1")
     # the call as the page shows it: a model and data are named, other values are written out
-    told = {
-        "tune": tune,
-        "seeds": seeds,
-        "budget": budget,
-        "metric": metric,
-        "goal": goal,
-        "tail": tail,
-    }
-    told |= settings | {"run_dir": None if out is None else str(out)}
-    words = [repr({label: changed(method) for label, method in named.items()}), "spec"]
-    if isinstance(model, nn.Module):
-        words[1] = "model, clients"
-    elif isinstance(model, str | PathLike):
-        words[1] = repr(str(model))
+    told = {"tune": tune, "seeds": seeds, "budget": budget, "metric": metric, "goal": goal}
+    told |= {"tail": tail} | settings | {"run_dir": None if out is None else str(out)}
+    what = "model, clients" if isinstance(model, nn.Module) else "spec"
+    what = repr(str(model)) if isinstance(model, str | PathLike) else what
+    words = [repr({label: changed(method) for label, method in named.items()}), what]
     for key, value in told.items():
-        if value is not None:
-            kept = isinstance(value, str | int | float | list | tuple | dict) and key not in DATA
-            words.append(f"{key}={value!r}" if kept and len(repr(value)) < 200 else f"{key}={key}")
+        kept = isinstance(value, str | int | float | list | tuple | dict) and key not in DATA
+        text = repr(value) if kept and len(repr(value)) < 200 else key
+        words += [] if value is None else [f"{key}={text}"]
     line = f"fedspan.compare({', '.join(words)})"
     console = Console(stderr=True, quiet=not progress)
     with ExitStack() as stack:  # a directory for the time being where the user names none
