@@ -296,12 +296,10 @@ def _name(job: Job) -> str:
 
 
 def _run_apart(given: Job | str) -> End:
-    if isinstance(given, str):
-        assert _shared is not None
-        given = _shared.value[given]
+    job = given if isinstance(given, Job) else _shared.value[given]  # type: ignore[union-attr]
     with _working, suppress(Terminated, KeyboardInterrupt):
         if not _stop.is_set():
-            return _run(given, lambda run_dir, t: _reports.put((run_dir, t)))
+            return _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
     return "stopped"
 
 

@@ -206,11 +206,14 @@ def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
     method: Any = spec.method
     fields = {field.name: field.default for field in dataclasses.fields(method)}
     axes = [key for key in ("uplink", "downlink") if key in fields]
-    own = [key for key in axes if _code(getattr(method, key)) != _code(fields[key])]
+    codes = {key: getattr(getattr(method, key), "compressor", None) for key in axes}
+    own = [key for key in axes if codes[key] != getattr(fields[key], "compressor", None)]
     known = fields.keys() | ({"bits"} if axes and not own else set())
     if vary is None:
         unasked = {"rank"}
-        if axes and (_takes_code(method.uplink) or (method.controls and method.downlink.logs)):
+        if axes and (
+            hasattr(method.uplink, "compressor") or (method.controls and method.downlink.logs)
+        ):
             unasked.add("bits")
         usual = {"rank": RANKS, "bits": BITS}
         return {key: list(values) for key, values in usual.items() if key in known & unasked}
@@ -239,26 +242,17 @@ def _method(method: Method, point: Mapping[str, Any]) -> Any:
         for key in ("uplink", "downlink"):
             axis: Any = getattr(method, key)
             if getattr(axis, "logs", True):
-                own[key] = dataclasses.replace(axis, compressor=code) if _takes_code(axis) else code
+                remembered = hasattr(axis, "compressor")  # what a code leaves out
+                own[key] = dataclasses.replace(axis, compressor=code) if remembered else code
     plain = {key: describe(value) for key, value in own.items()}
     return as_method(with_values(describe(method), plain))
 
 
-def _takes_code(axis: Any) -> bool:
-    return any(field.name == "compressor" for field in dataclasses.fields(axis))
-
-
-def _code(axis: Any) -> Any:
-    return axis.compressor if _takes_code(axis) else None
-
-
 def method_table(found: Tuned) -> dict[str, Any]:
     """The method for a spec: what differs from its defaults, and every setting that was chosen, also as a default."""
-    chosen = {key: value for key, value in _point(found.rows[0]).items() if key != "bits"}
-    table = describe(found.method)
-    codes = {
-        key: table[key]
-        for key in ("uplink", "downlink")
-        if "bits" in _point(found.rows[0]) and key in table
-    }
-    return with_values(changed(found.method) | codes, chosen)
+    point = _point(found.rows[0])
+    table = changed(found.method)
+    if point.pop("bits", None) is not None:
+        whole = describe(found.method)
+        table |= {key: whole[key] for key in ("uplink", "downlink") if key in whole}
+    return with_values(table, point)
