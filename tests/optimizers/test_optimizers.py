@@ -13,6 +13,7 @@ from test_moments import STEPS, layout
 
 import fedspan
 from fedspan import Spec
+from fedspan.api.step_size import search
 from fedspan.core.axes import Optimizer
 from fedspan.core.errors import SpecError
 from fedspan.core.objective import Flat
@@ -20,7 +21,6 @@ from fedspan.core.round import Round
 from fedspan.optimizers.adamw import AdamW
 from fedspan.optimizers.sgd import SGD
 from fedspan.theory.diagnosis import corollary_lr
-from fedspan.theory.lr_search import search
 from support.loops import advance, close, model, small, start
 from support.methods import ADAMW, GAUSSIAN, METHODS, build, takes
 
