@@ -8,13 +8,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedspan.core.errors import CheckpointError, shown
+from fedspan.core.errors import CheckpointError, SpecError, shown
 from fedspan.core.files import make_dir, remove
 from fedspan.core.json_log import REMEDY, check_form, read_table, write_table
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
-from fedspan.engine.provenance import LR, TRIALS, read_lr
+from fedspan.engine.provenance import CHECKPOINT, LR, TRIALS, read_lr
 from fedspan.engine.run_dir import check_vacant
 from fedspan.theory.diagnosis import corollary_lr
 from fedspan.theory.lr_search import RateTrial, search
@@ -43,6 +43,10 @@ def with_lr(
     if path is not None and resume and path.exists():
         found = read_lr(path)
     else:
+        if run_dir is not None and resume and (run_dir / CHECKPOINT).exists():
+            raise SpecError(
+                f"`lr` is {spec.method.lr!r}, but the run in {str(run_dir)!r} was begun with a number; give a number"
+            )
         if run_dir is not None:
             check_vacant(run_dir)
         found = _find_lr(spec, run_dir, made)

@@ -26,12 +26,7 @@ from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.terminal import broken
 
 MISTAKE, INTERRUPTED = 2, 130
-ARGUMENTS = (
-    "run_dir",
-    "resume",
-    "seeds",
-    "keep_checkpoint",
-)  # of Python functions that are flags of commands
+ARGUMENTS = ("run_dir", "resume", "seeds")  # of Python functions that are flags of commands
 WITH_OUT = ("compare", "reproduce")  # commands that call the run directory --out
 typer.core.HAS_RICH = False  # plain help texts are quick, and read well in a pipe
 

@@ -56,12 +56,6 @@ def command(
             help="How the clients of a round are computed; short for --set engine.simulate=…",
         ),
     ] = None,
-    keep_checkpoint: Annotated[
-        bool,
-        typer.Option(
-            "--keep-checkpoint", help="Keep the checkpoint at the end, to run longer later."
-        ),
-    ] = False,
     plugin: Plugin = None,
     threads: Threads = 1,
 ) -> int:
@@ -77,14 +71,7 @@ def command(
     from fedspan.core.errors import Terminated
 
     try:
-        result = run(
-            loaded,
-            run_dir,
-            seeds=seeds,
-            resume=resume,
-            progress=True,
-            keep_checkpoint=keep_checkpoint,
-        )
+        result = run(loaded, run_dir, seeds=seeds, resume=resume, progress=True)
     except (KeyboardInterrupt, Terminated):
         _say_how_to_resume(run_dir)
         raise
