@@ -77,7 +77,7 @@ def test_a_spec_holds_what_the_plan_of_its_model_says(
         (ASK, {"name": "ssf", "projector": {"name": "gaussian", "rank": 0.2}}, "float32"),
         (ASK, {"name": "ssf", "rank": {"*.query.*": 4, "*": 0.5}, "optimizer": ADAMW}, "float64"),
         (ASK, {"name": "subavg", "projector": {"name": "hadamard", "rank": 0.2}}, "float32"),
-        (ASK, {"name": "ffalora", "rank": 0.2, "others": "frozen"}, "float32"),
+        (ASK, {"name": "ffalora", "rank": 0.2}, "float32"),
         (SPEAK, {"name": "fedsub", "rank": 0.2}, "float32"),
         (SPEAK, {"name": "scallion", "compressor": {"name": "qsgd"}}, "float32"),
         (SPEAK | {"precision": "bfloat16"}, {"name": "scaffold"}, "float32"),

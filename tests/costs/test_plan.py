@@ -121,13 +121,13 @@ def test_the_declared_numbers_are_those_that_move(name: str, settings: dict[str,
     loop = start(method, Watched(LAYOUT, 5), 2, AlikeClients(method, FlatProblem(LAYOUT, 5)))
     loop.transport.problem = loop.problem  # type: ignore[attr-defined]
     advance(loop, 1)
-    if footprint.adapters is None:
+    if footprint.ranks is None:
         assert footprint.trained == seen[0]
         space = getattr(method, "space", None)
         assert space is None or footprint.trained == draw(space, LAYOUT, (0,), 0).rank
     else:
         assert footprint.trained == loop.server.u.shape[-1]
-        assert set(footprint.adapters.ranks) == {"a", "c"}
+        assert set(footprint.ranks) == {"a", "c"}
     assert footprint.optimizer == method.local.size(footprint.trained)
 
 

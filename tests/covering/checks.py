@@ -27,7 +27,6 @@ from fedspan.engine.simulator import Simulator
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
-from fedspan.study.model import with_settings
 from support.channel import LocalChannel, agree, ids_of
 from support.loops import Scripted, advance
 
@@ -301,6 +300,16 @@ def _parts(case: Case, plain: Any) -> tuple[Any, ...]:
     spec = with_settings(case.spec, _steps(plain))
     method, problem, per_round = built(spec)
     return spec, method, problem, per_round, Chain.of(spec, method, problem.clients, per_round)
+
+
+def with_settings(value: Any, settings: dict[str, Any]) -> Any:
+    """A dataclass with values at dotted keys, such as `method.space.rank`."""
+    changes: dict[str, Any] = {}
+    for path, inner in settings.items():
+        key, _, rest = path.partition(".")
+        now = changes.get(key, getattr(value, key))
+        changes[key] = with_settings(now, {rest: inner}) if rest else inner
+    return dataclasses.replace(value, **changes)
 
 
 def _steps(result: Any) -> dict[str, Any]:

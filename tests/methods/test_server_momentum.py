@@ -97,7 +97,7 @@ def test_clients_that_disagree_make_a_longer_step() -> None:
 
     def stretch(changes: torch.Tensor) -> float:
         along = torch.ones(1, 1, 2, dtype=torch.float64)
-        arguments: Any = Bundle(), along, method.subspace(rnd), rnd, lambda: changes
+        arguments: Any = Bundle(), along, method.subspace(rnd), rnd, changes
         return float(method.server.step(*arguments)[0].mean())
 
     apart = torch.tensor([[[1.0, 0.1], [-1.0, 0.1]]], dtype=torch.float64)

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedspan.core.bundle import payload
 from fedspan.core.layout import Block, Layout
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, payload
 from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Terms
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator

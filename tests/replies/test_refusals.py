@@ -111,11 +111,11 @@ def test_running_statistics_are_refused() -> None:
         )  # fmt: skip
 
 
-def planned(method: Any) -> refusals.Run:
+def planned(method: Any) -> Spec:
     """A run of a method with privacy, whose tests are not left out."""
     spec = Spec.from_table(PRIVATE | {"privacy": {"clip": 1.0, "noise": 1.0}})
     object.__setattr__(spec, "method", method)
-    return refusals.Run(spec)
+    return spec
 
 
 def refusal(name: str, settings: dict[str, Any]) -> str | None:

@@ -289,7 +289,7 @@ def compare(
                 rows[i] = full if batch == "full" else list(picks[:, run, place])
             reference.t = t
             getattr(reference, spec["name"])(rows, Ps[run])
-            close(matrix(method.model(loop.server)[run, 0]), reference.x, "x", t)
+            close(matrix(loop.server.x[run, 0]), reference.x, "x", t)
             for name, theirs in reference.server(spec["name"]).items():
                 close(matrix(getattr(loop.server, name)[run, 0]), theirs, name, t)
             for name, of_clients in reference.clients(spec["name"]).items():

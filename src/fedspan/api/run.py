@@ -16,6 +16,7 @@ from fedspan.callbacks._event_log import event_log
 from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.progress import Progress
 from fedspan.core import refusals, tables, wire
+from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.errors import (
     CheckpointError,
@@ -31,7 +32,6 @@ from fedspan.core.files import removed_on_failure
 from fedspan.core.json_log import write_table
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
-from fedspan.core.reply import payload
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
@@ -101,7 +101,7 @@ def run(
     spec = as_spec(spec)
     out = None if run_dir is None else path_of("run_dir", run_dir)
     more = as_callbacks(callbacks)
-    refusals.check(refusals.Run(spec, more))
+    refusals.check(spec, more)
     _ = spec.torch_device  # refused where torch does not have it
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
@@ -232,7 +232,7 @@ def _run(
     method, clients_per_round = resolve(spec, problem)
     if out is not None:
         keeping["costs"] = _costs(method, problem)
-    refusals.check(refusals.Run(dataclasses.replace(spec, method=method), callbacks, problem))
+    refusals.check(dataclasses.replace(spec, method=method), callbacks, problem)
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
     with Simulator(method, problem, spec.engine, resume=resume) as clients:
         if (

@@ -131,7 +131,7 @@ def advance(loop: Loop, rounds: int) -> Loop:
 
 def model(loop: Loop) -> torch.Tensor:
     """Return x."""
-    return loop.method.model(loop.server)
+    return loop.model()
 
 
 def cohort_state(loop: Loop, rnd: Round) -> Any:

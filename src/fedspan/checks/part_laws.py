@@ -9,8 +9,7 @@ from fedspan.checks import aggregator_laws
 from fedspan.checks.bench import Law, hold, near
 from fedspan.core.compressor import Compressor
 from fedspan.core.layout import Block, Layout
-from fedspan.core.linear_map import LinearMap
-from fedspan.core.projector import Projector
+from fedspan.core.projector import LinearMap, Projector
 from fedspan.core.seeds import Keys
 
 DRAWS = 2000
@@ -63,7 +62,7 @@ def from_the_key(projector: Projector) -> None:
     for other in (again, several.cut(slice(0, 1))):
         words = "one key draws two different P; draw by fedspan.core.seeds"
         hold(torch.equal(alone @ v, other @ v), words)
-    if several.factors[0] is not None and alone.rank < alone.layout.size:
+    if several.probe is not None and alone.rank < alone.layout.size:
         probes = set(several.probe.flatten().tolist())
         hold(len(probes) == 3, "the probe is the same for different P")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,44 +16,19 @@ import torch
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import LinearMap
 
 if TYPE_CHECKING:
     from fedspan.core.round import Round
 
 
 Direction = Callable[[Vector], Vector]
-"""What a local step subtracts at a point, times the learning rate."""
+"""What a local step subtracts at a point, times the learning rate.
 
-
-class InPlaceDirection(ABC):  # a class and no Protocol: it is asked for in every round
-    """A direction whose point can lie in the model's own memory, so that a step copies nothing."""
-
-    @abstractmethod
-    def __call__(self, y: Vector) -> Vector:
-        """The direction at y. Asked at the point of `in_place`, the next call overwrites what this one returns."""
-
-    @abstractmethod
-    def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
-        """A point with the numbers of `start`, which the caller changes in place; it ends with the context."""
-
-
-class SteppingDirection(ABC):
-    """A direction that can take plain steps y ← y − η direction(y) together with its gradients."""
-
-    @property
-    @abstractmethod
-    def takes_steps(self) -> bool:
-        """Whether it can, with what was asked of it."""
-
-    @abstractmethod
-    def __call__(self, y: Vector) -> Vector:
-        """The direction at y."""
-
-    @abstractmethod
-    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
-        """The end point of plain steps."""
-
+A direction may have more than its value at a point. `in_place(start)` is a context manager of a point with the values
+of `start` in the model's own memory: the caller changes it in place, and a value at it is overwritten by the next one.
+Where `takes_steps` is true, `descend(start, lr, steps)` is the end point of plain steps y ← y − η direction(y).
+"""
 
 Plus = Vector | Direction | None
 """What a method adds to a gradient: a vector such as a control, or a function of the point such as μ (y − x)."""
@@ -89,9 +63,8 @@ class Objective(ABC):
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz; ξ) + plus. This default forms the full gradient; tasks override it to avoid that."""
-        if plus is None:
-            return lambda z: P @ self.grad(x + P.T @ z)
-        return lambda z: P @ self.grad(x + P.T @ z) + plus
+        inside: Direction = lambda z: P @ self.grad(x + P.T @ z)  # noqa: E731
+        return inside if plus is None else lambda z: inside(z) + plus
 
 
 class Flat(Objective):

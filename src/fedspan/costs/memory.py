@@ -27,9 +27,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fedspan.core import wire
 from fedspan.core.config import Engine, Settings
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import Method
-from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus
+from fedspan.core.objective import Direction, Objective, Plus
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live, empty, rehearsal
 from fedspan.engine.simulator import Replica, answer
@@ -130,7 +130,7 @@ def step_memory(method: Method, problem: TorchProblem, live: Live) -> Memory:
     """
     footprint, itemsize = method.footprint(problem.layout), problem.layout.dtype.itemsize
     model, batch, step, held = problem.model, largest_batch(problem), None, 0
-    if footprint.adapters is not None:
+    if footprint.ranks is not None:
         step, model, trained = lora(
             model, lambda m: problem.loss(m, batch), problem.rules, footprint
         )
@@ -206,7 +206,7 @@ class _Watched(Objective):
         return self._noted(self.f.restrict(x, P, plus))
 
     def _noted(self, found: Direction) -> Direction:
-        self.in_place = isinstance(found, InPlaceDirection)
+        self.in_place = hasattr(found, "in_place")
         return found
 
 

@@ -17,9 +17,8 @@ from typing import Any
 from fedspan.core import registry, tables
 from fedspan.core.config import Participation
 from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, items, one_of, shown
-from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Layout
-from fedspan.core.method import Method
+from fedspan.core.method import Footprint, Method
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
 from fedspan.costs.memory import Memory, client_peak, dry_problem, memory
@@ -303,7 +302,7 @@ def matched(table: dict[str, Any], layout: Layout, wanted: int) -> dict[str, Any
         return table
     # Ranks are multiples of a unit: of one for adapters, or of a small share of a layer's inputs.
     most, unit = FINE, 1 / FINE
-    if _footprint(table | {"rank": 1}, layout).adapters is not None:
+    if _footprint(table | {"rank": 1}, layout).ranks is not None:
         most, unit = min(min(block.shape[:2]) for block in ranked), 1
     above = bisect.bisect_left(range(1, most), wanted, key=lambda n: trained(n * unit)) + 1
     near = (max(1, above - 1) * unit, above * unit)

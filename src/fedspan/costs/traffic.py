@@ -19,10 +19,9 @@ import torch
 
 from fedspan.core import seeds, wire
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat, Objective, Problem
-from fedspan.core.projector import Projector
+from fedspan.core.projector import LinearMap, Projector
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live
 from fedspan.engine.loop import Loop, Transport, cohort_of

@@ -25,12 +25,11 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, outside, weighted
 from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat
-from fedspan.core.reply import outside, weighted
 from fedspan.core.round import Round
 from fedspan.core.sync import dated as redated
 from fedspan.engine.simulator import BUFFERS, without_zeros

@@ -9,7 +9,7 @@
 A method whose `server_step` uses nothing of the replies but `rnd.mean` takes one vector per run as that mean. So
 whatever combines the replies in another way hands it a reply with one row, (runs, 1, n).
 
-Every step takes the two kinds of parts apart by `core.reply`: the payload is measured, clipped, combined and noised,
+Every step takes the two kinds of parts apart by `core.bundle`: the payload is measured, clipped, combined and noised,
 whatever its parts are called; statistics must be within the ranges that the method declares, and stay as they are:
 `Round.average` takes their median.
 
@@ -32,6 +32,7 @@ import torch
 
 from fedspan.aggregators.mean import Mean
 from fedspan.core import wire
+from fedspan.core.bundle import outside, payload
 from fedspan.core.config import Participation
 from fedspan.core.encoded import Encoded
 from fedspan.core.errors import CheckpointError, client_name, one_line
@@ -39,7 +40,6 @@ from fedspan.core.extras import needs
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, is_plain_sum
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import outside, payload
 from fedspan.core.round import Round
 from fedspan.core.spec import Spec
 from fedspan.replies.fixed_point import FixedPoint

@@ -60,8 +60,8 @@ class Link:
             key, _, amount = (part.strip() for part in text.partition("="))
             one_of("link", key, [field.name for field in dataclasses.fields(Link)])
             number, unit = _amount(amount)
-            wrong = not number > 0 or unit not in UNITS if key in ("up", "down") else unit != ""
-            if wrong or not number >= 0:
+            bytes_ = key in ("up", "down")
+            if not (number > 0 and unit in UNITS if bytes_ else number >= 0 and not unit):
                 raise SpecError(
                     f"`link` is written up=1MB,down=4MB,latency=0.1,step=0.02, got {shown(given)}"
                 )

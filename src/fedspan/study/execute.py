@@ -161,12 +161,16 @@ def execute(
             processes = 1
     far: dict[Path, int] = {}
     number = 0
-    text, share = (
+    bar = Progress(
         TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
         TextColumn("{task.percentage:.0f} %"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        expand=True,
     )
-    columns = (text, BarColumn(bar_width=None), share, TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, expand=True) as bar:
+    with bar:
         task = bar.add_task("runs", total=None)
 
         def seen(run_dir: Path, t: int) -> None:
@@ -178,12 +182,9 @@ def execute(
             what = what if len(what) <= LONG else f"{what[: LONG - 1]}…"
             bar.update(task, description=what, refresh=True)
 
-        one_by_one = processes == 1
-        ends = (
-            _here(todo, seen, begun)
-            if one_by_one
-            else _apart(todo, processes, objects, plugins, seen, begun)
-        )
+        ends = _here(todo, seen, begun)
+        if processes > 1:
+            ends = _apart(todo, processes, objects, plugins, seen, begun)
         try:
             for job, end in ends:
                 if end == "stopped":
@@ -295,12 +296,10 @@ def _name(job: Job) -> str:
 
 
 def _run_apart(given: Job | str) -> End:
-    if isinstance(given, str):
-        assert _shared is not None
-        given = _shared.value[given]
+    job = given if isinstance(given, Job) else _shared.value[given]  # type: ignore[union-attr]
     with _working, suppress(Terminated, KeyboardInterrupt):
         if not _stop.is_set():
-            return _run(given, lambda run_dir, t: _reports.put((run_dir, t)))
+            return _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
     return "stopped"
 
 

@@ -25,6 +25,7 @@ from fedspan.engine.loop import Loop, Row
 from fedspan.engine.per_client import Recorder
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import execute
+from fedspan.nn.problem import TorchProblem
 from fedspan.remote.client import NAME
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
@@ -259,7 +260,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         raise SpecError(
             "run config 'run-dir' is missing: a directory on the server for results and checkpoints"
         )
-    refusals.check(refusals.Run(spec, server=config))
+    refusals.check(spec, server=config)
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
     roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
     decided = config.bind_clients is True or bool(roster and roster.nodes)
@@ -282,7 +283,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     channel = GridChannel(grid, count, config.timeout, roster, bound)
     channel.wait(config.wait)
     weighted = spec.participation.weights == "examples" and (
-        problem is None or problem.weights is None
+        problem is None or isinstance(problem, TorchProblem)
     )
     agreed: dict[str, Any] = {}
     if weighted or asked is not None:
@@ -308,7 +309,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     if len(set(names)) < count:
         raise SpecError(f"two nodes have the same client-id, among {', '.join(sorted(names)[:8])}")
     problem.names = names
-    refusals.check(refusals.Run(spec, problem=problem, server=config))
+    refusals.check(spec, problem=problem, server=config)
     clients_per_round = spec.clients_per_round or problem.clients
     if config.min_replies > clients_per_round:
         raise SpecError(
