@@ -215,6 +215,11 @@ def test_events_between_two_rows_are_bounded() -> None:
         3, [Event("other", 1, "late"), *(Event("no reply", i, "away") for i in range(50))]
     )
     assert told == ["round 3: client 1: late", "round 3: clients 0, 1, 2, 3, 4 and 45 more: away"]
+    events, names = [Event("no reply", i, "away") for i in range(6)], [*"abcd", "4", "client-5"]
+    assert in_words(3, events, names) == ["round 3: clients 'a', 'b', 'c', 'd', 4 and 1 more: away"]
+    assert in_words(3, events[3:], names) == [
+        f"round 3: {who}: away" for who in ("client 'd'", "client 4", "client 5")
+    ]
 
 
 def test_data_of_many_clients_is_read_when_they_take_part(later: None) -> None:

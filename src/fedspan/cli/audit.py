@@ -17,7 +17,7 @@ SHOWN = 30  # clients in the table
 def command(
     run_dir: Path,
     key: Path | None = None,
-    client: Annotated[int | None, typer.Option(min=0)] = None,
+    client: str | None = None,
     every: Annotated[bool, typer.Option("--all")] = False,
 ) -> int:
     """Check the record of a run and show who took part.
@@ -27,7 +27,7 @@ def command(
     Args:
         run_dir: The directory of a run.
         key: Public key (PEM) that must have signed the model card.
-        client: List the rounds of one client.
+        client: List the rounds of one client, by its name or, where it has none, its number.
         every: Show all clients, not the first 30.
     """
     from fedspan.cli._tables import say
@@ -39,9 +39,10 @@ def command(
     trails, card, wrong = read_record(run_dir)
     for trail in trails:
         if trail.header:
+            number = None if client is None else _number(trail, client)
             _show_run(trail)
             try:
-                _show_clients(trail, run_dir, client, every)
+                _show_clients(trail, run_dir, number, every)
             except FedspanError as error:  # of the roster
                 wrong.append(str(error))
     by = signed_by(card)
@@ -53,6 +54,18 @@ def command(
         say(f"CHANGED: {line}")
     say(f"the record is {'not ' if wrong else ''}as it was written")
     return CHANGED if wrong else 0
+
+
+def _number(trail: Trail, client: str) -> int:
+    from fedspan.core.errors import SpecError
+
+    names, most = trail.names, trail.header["clients"]
+    if names is not None and client in names:
+        return names.index(client)
+    if names is None and client.isdecimal() and int(client) < most:
+        return int(client)
+    shown = f"0 to {most - 1}" if names is None else ", ".join(names[:SHOWN])
+    raise SpecError(f"`--client` {client!r} is not one of the clients: {shown}")
 
 
 def _show_run(trail: Trail) -> None:
@@ -76,26 +89,30 @@ def _show_run(trail: Trail) -> None:
     say(f"  {trail.lines} lines, last hash {trail.last_hash[:16]}…")
 
 
-def _show_clients(trail: Trail, run_dir: Path, client: int | None, every: bool) -> None:
+def _show_clients(trail: Trail, run_dir: Path, number: int | None, every: bool) -> None:
     from fedspan.cli._tables import say, show
+    from fedspan.core.errors import client_name
     from fedspan.engine.audit import COUNTED, MISSED, ranges
     from fedspan.remote.roster import ROSTER, Roster
 
-    if client is not None:
+    names = trail.names
+    if number is not None:
+        name = client_name(number, names)
         for word in (COUNTED, MISSED):
-            when = ranges(t for t, who in trail.of_kind(word).items() if client in who)
-            say(f"  client {client} {word} in rounds {when or 'none'}")
+            when = ranges(t for t, who in trail.of_kind(word).items() if number in who)
+            say(f"  {name} {word} in rounds {when or 'none'}")
         for t, _, who, text in trail.events:
-            if text and client in who:
-                say(f"    round {t}: client {client}: {text}")
+            if text and number in who:
+                say(f"    round {t}: {name}: {text}")
         return
     clients, path = trail.clients(), run_dir / ROSTER
     nodes = Roster.at(path).nodes if path.exists() else {}
     kinds = ["counted", *sorted({kind for one in clients.values() for kind in one} - {"counted"})]
     rows = []
-    for number, counts in list(clients.items())[: None if every else SHOWN]:
-        node = [str(nodes.get(number, ""))] if nodes else []
-        rows.append([str(number), *(str(counts[kind]) for kind in kinds), *node])
+    for one, counts in list(clients.items())[: None if every else SHOWN]:
+        node = [str(nodes.get(one, ""))] if nodes else []
+        name = str(one) if names is None else names[one]
+        rows.append([name, *(str(counts[kind]) for kind in kinds), *node])
     show(("client", *kinds, *(("node",) if nodes else ())), rows, left=0)
     if more := len(clients) - len(rows):
         say(f"  and {more} more clients; --all shows them, --client N the rounds of one")

@@ -6,7 +6,7 @@ Everything is for a whole cohort at once: vectors are (runs, clients, size), see
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -90,6 +90,7 @@ class Problem(ABC):
     layout: Layout
     x0: Vector  # (runs, 1, d)
     clients: int  # N
+    names: Sequence[str] | None = None  # of the clients; None: they have numbers alone
     weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
     cohort_mode: Literal["batched", "per_client"] = "batched"  # all clients at once or not

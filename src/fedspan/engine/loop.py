@@ -238,7 +238,7 @@ class Loop:
 
     def note(self, events: Sequence[Event]) -> None:
         """Adds events to the last round, and to the next evaluation."""
-        told = in_words(self.heard.t, events)
+        told = in_words(self.heard.t, events, self.problem.names)
         self.heard = self.heard._replace(events=(*self.heard.events, *events))
         if self.on_events is not None:
             self.on_events(told)

@@ -278,6 +278,8 @@ class RunFiles(Callback):
             name = (place / AUDIT).as_posix()
             header = {"run": loop.id, "seed": seed, "identity": spec.identity()}
             header |= {"clients": loop.problem.clients, **now}
+            if loop.problem.names is not None:
+                header["names"] = [*loop.problem.names]
             try:
                 lines = self._lines(out, name)
                 told = line_of_rounds([loop.heard], 0, loop.seeds)[1:] if resume else []
@@ -393,7 +395,7 @@ class RunFiles(Callback):
         for number, folder in enumerate(seed_dirs(out, loop.seeds)):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
             counts = (loop.ledger.up, loop.ledger.down, loop.last_round)
-            names = getattr(loop.problem, "names", None) or range(loop.problem.clients)
+            names = loop.problem.names or range(loop.problem.clients)
             columns = [names, *(one[number].tolist() for one in counts)]
             heads = ("client", "up_bytes", "down_bytes", "last_round")
             rows = [dict(zip(heads, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -24,7 +24,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedspan.core import seeds
 from fedspan.core.config import Training
-from fedspan.core.errors import DataError, SpecError
+from fedspan.core.errors import DataError, SpecError, client_name
 from fedspan.core.layout import Vector
 from fedspan.core.objective import (
     Direction,
@@ -41,7 +41,6 @@ from fedspan.nn.batches import (
     Tensors,
     batch_size_of,
     batches,
-    client_name,
     drawing,
     placed,
 )

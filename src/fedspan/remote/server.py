@@ -16,7 +16,6 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -384,7 +383,7 @@ class RemoteTransport:
             self._expected[sizes] = {name: array.to("meta") for name, array in arrays.items()}
         return self._expected[sizes]
 
-    def evaluate(self, run: Any, names: Sequence[str]) -> list[Evaluation]:
+    def evaluate(self, run: Any) -> list[Evaluation]:
         """Every client's own evaluation of the model; events say whose is missing."""
         events: list[Event] = []
         found = evaluate(
@@ -399,7 +398,11 @@ class RemoteTransport:
         rows = []
         for client, one in sorted(found, key=lambda pair: pair[0]):
             metrics = {k: math.nan if v is None else v for k, v in one["metrics"].items()}
-            about = {"client": names[client], "data": one["data"], "examples": one["examples"]}
+            about = {
+                "client": run.problem.names[client],
+                "data": one["data"],
+                "examples": one["examples"],
+            }
             rows.append((about | metrics, one["summaries"]))
         if events:
             run.note(events)
