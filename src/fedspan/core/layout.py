@@ -65,14 +65,15 @@ class Block:
     def rows(self, v: Vector) -> torch.Tensor:
         """Return the block's part of a vector as rows along the projected axis: (runs, clients · rest, inputs)."""
         moved: Vector = v.unflatten(-1, self.shape).movedim(self.input_axis + 2, -1)
-        return moved.reshape(len(v), -1, self.inputs)
+        return moved.reshape(v.shape[0], -1, self.inputs)
 
     def vector(self, rows: torch.Tensor, clients: int) -> Vector:
         """Return the inverse of `rows`: (runs, clients · rest, inputs) → (runs, clients, size)."""
         shape = list(self.shape)
         shape.append(shape.pop(self.input_axis))
-        moved = rows.reshape(len(rows), clients, *shape).movedim(-1, self.input_axis + 2)
-        return moved.reshape(len(rows), clients, self.size)
+        runs = rows.shape[0]
+        moved = rows.reshape(runs, clients, *shape).movedim(-1, self.input_axis + 2)
+        return moved.reshape(runs, clients, self.size)
 
 
 @dataclass(frozen=True, eq=False)

@@ -214,8 +214,9 @@ def _down(factor: Factor | None, block: Block, v: Vector) -> Vector:
     if factor.index is not None and block.size != block.inputs:
         full, index = _columns(factor.index, block, v)
         return full.gather(-1, index).flatten(2)
-    rows = v.reshape(len(v), -1, block.inputs) if block.inputs_last else block.rows(v)
-    return factor.down(rows).view(*v.shape[:2], -1)
+    runs, clients, _ = v.shape
+    rows = v.reshape(runs, -1, block.inputs) if block.inputs_last else block.rows(v)
+    return factor.down(rows).view(runs, clients, -1)
 
 
 def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
@@ -229,7 +230,9 @@ def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
 def _columns(index: torch.Tensor, block: Block, v: Vector) -> tuple[torch.Tensor, torch.Tensor]:
     """Return v with the projected axis last, and the picked columns of every row: views, so that nothing is copied."""
     full = v.unflatten(-1, block.shape).movedim(block.input_axis + 2, -1)
-    return full, index.view(len(index), *[1] * (full.dim() - 2), -1).expand(*full.shape[:-1], -1)
+    return full, index.view(index.shape[0], *[1] * (full.dim() - 2), -1).expand(
+        *full.shape[:-1], -1
+    )
 
 
 class Ranks(dict[str, int | float]):

@@ -124,19 +124,20 @@ class ModelSync:
         New clients get x, and those for whom it is fewer bytes than the changes they missed.
         """
         log, last = self.log, self.last_round
-        began = last.clip(min=0)  # the round of the first change that a client lacks
+        began = np.maximum(last, 0)  # the round of the first change that a client lacks
         copies = began if self.known_start else last
         if self.keep == "all" or not log.entries:
             full = copies < 0
         else:
-            reach: Any = bytes_of(self.model) // bytes_of(log.entries[-1])
+            reach, kept = bytes_of(self.model) // bytes_of(log.entries[-1]), len(log.entries)
             if self.keep == "first":  # an entry is sent even beside x, but to a new client
-                reach = reach + (last >= 0)
-            full = copies < np.maximum(log.end - reach, log.end - len(log.entries))
-        missed = log.end - began
-        if self.keep == "all":
-            return full, missed
-        return full, np.where(full, last >= 0 if self.keep == "first" else 0, missed)
+                full = copies < log.end - np.minimum(reach + (last >= 0), kept)
+            else:
+                full = copies < log.end - min(reach, kept)
+        missed: Rounds = log.end - began
+        if self.keep != "all":
+            missed[full] = last[full] >= 0 if self.keep == "first" else 0
+        return full, missed
 
     def sizes(self) -> Rounds:
         """Return the bytes sent to each client, (runs, clients)."""
