@@ -323,7 +323,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         agreed={AGREED: to_text(agreed)} if asked is not None else {},
     )  # fmt: skip
     run_log = RunLog(channel, spec.rounds, run_dir / AGREED_FILE, agreed)
-    more: list[Callback] = [run_log]
+    more: list[Callback] = [run_log, *spec.callbacks]
     if spec.eval_clients_every is not None:
         every = spec.eval_clients_every
         more.append(
@@ -332,7 +332,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
             )
         )
     loop = Loop(
-        method, problem, transport, (spec.seed,), clients_per_round, (*more, *spec.callbacks), run_dir,
+        method, problem, transport, (spec.seed,), clients_per_round, more, run_dir,
         chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
         unbiased=spec.participation.unbiased, on_events=run_log.warn,
     )  # fmt: skip
