@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import fedspan
 from fedspan.cli import app
 from fedspan.cli.init import KINDS, project
-from fedspan.core.errors import SpecError
+from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.spec import Spec
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def test_the_tests_of_the_projects_pass(tmp_path: Path) -> None:
     assert f"{2 * len(places)} passed" in said
 
 
-@pytest.mark.parametrize("kind", ["tabular", "images"])
+@pytest.mark.parametrize("kind", ["images"])
 def test_a_project_names_the_extra_that_its_sample_needs(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,32 +98,25 @@ def test_a_project_runs_at_once(kind: str, tmp_path: Path) -> None:
         one.read_text() for one in path.parent.rglob("*") if one.suffix in (".py", ".toml", ".md")
     ]
     assert all("my_project" not in text.lower() and "DATA_SECTION" not in text for text in texts)
-    assert 'module = "our_model.task"' in path.read_text()
+    own_module = 'module = "our_model.task"' in path.read_text()
+    assert own_module == (path.parent / "our_model/task.py").is_file() == (kind != "tabular")
 
 
 def test_the_commands_of_a_projects_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = init(tmp_path / "wards", "tabular")
     monkeypatch.chdir(path.parent)
     lines = re.findall(r"^    (fedspan .*)$", (path.parent / "README.md").read_text(), re.M)
-    assert [line.split()[1] for line in lines] == ["run", "compare", "partition"]
+    assert [line.split()[1] for line in lines] == ["run", "predict", "compare", "partition"]
     for line in lines:
-        more = [] if "partition" in line else ["--set", "rounds=2"]
+        more = ["--set", "rounds=2"] if line.split()[1] in ("run", "compare") else []
         done = CliRunner().invoke(app.app, [*shlex.split(line)[1:], *more])
         assert done.exit_code == 0, done.output
+        if line.split()[1] == "run":  # it says what becomes of each column
+            assert "left out: patient" in done.output
+            assert "categories, by onehot: ward (3)" in done.output
+            assert "with empty cells" in done.output
     assert (path.parent / "runs/compare/tables.md").is_file()
-
-
-def csv_files(place: Path, parts: list[str]) -> None:
-    for number, part in enumerate(parts):
-        x = np.random.default_rng(number).normal(size=(20, 30))
-        rows = np.column_stack([x, x[:, 0] > 0])
-        np.savetxt(
-            place / f"{part}.csv",
-            rows,
-            delimiter=",",
-            header=",".join(map(str, range(31))),
-            comments="",
-        )
+    assert len((path.parent / "predictions.csv").read_text().splitlines()) == 121
 
 
 def image_files(place: Path, parts: list[str]) -> None:
@@ -153,14 +146,13 @@ def npz_files(place: Path, parts: list[str]) -> None:
 
 
 OWN: dict[str, Any] = {
-    "tabular": csv_files,
     "images": image_files,
     "text": text_files,
     "custom": npz_files,
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OWN)
 def test_a_project_takes_the_data_that_its_readme_asks_for(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,55 +163,73 @@ def test_a_project_takes_the_data_that_its_readme_asks_for(
     OWN[kind](own, parts)
     monkeypatch.setenv("WARDS_DATA", str(own))
     assert fedspan.run(spec).finished
-    size = {"tabular": 100, "images": 50, "text": 75, "custom": 100}[kind]
+    size = {"images": 50, "text": 75, "custom": 100}[kind]
     assert spec.task.holdings(0).counts.sum() == size
     readme = (tmp_path / "wards/README.md").read_text()
     assert "client-0" in readme
     assert "WARDS_DATA" in readme
 
 
-def test_own_csv_files_of_any_scale_are_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_tables_of_any_scale_are_learned(tmp_path: Path) -> None:
     """Columns as in a clinic: ages of about 60, doses of about 300; the majority class has 60 to 70 %."""
     path = init(tmp_path / "clinics", "tabular")
-    task = path.parent / "clinics/task.py"
-    task.write_text(task.read_text().replace("FEATURES, CLASSES = 30", "FEATURES, CLASSES = 3"))
-    own = path.parent / "data"
-    own.mkdir()
-    for number, part in enumerate([*(f"client-{one}" for one in range(5)), "test"]):
+    for old in (path.parent / "data").glob("*.csv"):
+        old.unlink()
+    for number, part in enumerate(("here", "there", "beyond")):
         rng = np.random.default_rng(number)
         x = np.column_stack(
             [rng.normal(60, 10, 200), rng.normal(300, 80, 200), rng.normal(1, 0.2, 200)]
         )
         rows = np.column_stack([x, (x[:, 0] - 60) / 10 - (x[:, 1] - 300) / 80 > 0.6])
         np.savetxt(
-            own / f"{part}.csv", rows, delimiter=",", header="age,dose,ratio,class", comments=""
+            path.parent / f"data/{part}.csv",
+            rows,
+            delimiter=",",
+            header="age,dose,ratio,ill",
+            comments="",
+            fmt="%g",
         )
-    monkeypatch.delenv("CLINICS_DATA", raising=False)
+    path.write_text(
+        path.read_text().replace('"readmitted"', '"ill"').replace("clients = 5", "clients = 3")
+    )
     majority = max(np.mean(rows[:, -1]), 1 - np.mean(rows[:, -1]))
     assert majority < 0.75
-    assert fedspan.run(path, progress=False).history[-1]["accuracy"] > 0.9
-    assert "BatchNorm1d" in (path.parent / "README.md").read_text()
+    result = fedspan.run(path, progress=False)
+    assert result.history[-1]["accuracy"] > 0.9
+    assert {row["client"] for row in result.per_client} == {"here", "there", "beyond"}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"patient,age\n1,60\n", "'north' has no column 'readmitted'; it has patient, age"),
+        (b"age,readmitted\nold,yes\n60,no\n61,no\n", "column 'age' has numbers but 'old'"),
+        (b"age,readmitted\n\xe9,no\n", "north.csv.*UTF-8"),
+    ],
+)
+def test_a_wrong_table_of_a_project_is_named(content: bytes, words: str, tmp_path: Path) -> None:
+    path = init(tmp_path / "wrong", "tabular")
+    (path.parent / "data/north.csv").write_bytes(content)
+    with pytest.raises(FedspanError, match=words):
+        fedspan.run(path, progress=False)
+
+
+def test_the_number_of_tables_is_that_of_the_spec(tmp_path: Path) -> None:
+    path = init(tmp_path / "fewer", "tabular")
+    (path.parent / "data/north.csv").unlink()
+    with pytest.raises(FedspanError, match="clients"):
+        fedspan.run(path, progress=False)
+
+
+def test_the_sample_tables_are_always_the_same() -> None:
+    assert project("wards", "tabular") == project("wards", "tabular")
+    held = [text for path, text in project("wards", "tabular").items() if path.endswith(".csv")]
+    assert [len(text.splitlines()) for text in held] == [121] * 5
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "content", "words"),
     [
-        ("tabular", "client-0.csv", b"a,class\n1,yes\n", "client-0.csv must have numbers .*'yes'"),
-        (
-            "tabular",
-            "client-0.csv",
-            b"a;class\n1;0\n",
-            "client-0.csv must have numbers separated by commas",
-        ),
-        ("tabular", "client-0.csv", b"a,class\n\xe9,0\n", "client-0.csv must have .* in UTF-8"),
-        (
-            "tabular",
-            "client-1.csv",
-            b"",
-            "client-0.csv not found.; set `clients` in the spec to the number",
-        ),
         (
             "text",
             "client-0.jsonl",
@@ -272,7 +282,8 @@ def test_a_project_runs_on_flower(kind: str, tmp_path: Path) -> None:
     from cluster import Cluster
 
     init(tmp_path / "wards", kind)
-    with Cluster(tmp_path / "cluster", nodes=5) as cluster:
+    tables = sorted((tmp_path / "wards/data").glob("*.csv"))
+    with Cluster(tmp_path / "cluster", nodes=5, data=tables) as cluster:
         number = cluster.run(
             tmp_path / "wards", run_dir=str(tmp_path / "run"), set="rounds=2; eval_every=1"
         )
@@ -285,4 +296,5 @@ def test_a_project_runs_on_flower(kind: str, tmp_path: Path) -> None:
     there = [
         json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()
     ][-1]
-    assert there["loss"] == pytest.approx(here.history[-1]["loss"], rel=1e-4)
+    for name in ("clients_loss", "worst_auroc"):
+        assert there[name] == pytest.approx(here.history[-1][name], rel=1e-4)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import keyword
+import random
 import re
 import sys
+from datetime import date, timedelta
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,18 +18,10 @@ NAME = "my_project"  # what the templates call the project
 FOLDERS = ("tests", "data", "out", "runs")  # of a project, besides its package
 
 
-# Kind → (lines of spec.toml that are written otherwise, where one's own data goes); `task.py` is a template of its own
+# Kind → (lines of spec.toml that are written otherwise, where one's own data goes); `task.py` is a template of its own.
+# A tabular project needs none: its tables become features by a schema, and some files are its own
 KINDS: dict[str, tuple[dict[str, str], str]] = {
-    "tabular": (
-        {},
-        """Make a directory `data` with a file `client-0.csv`, `client-1.csv`, … for each client and `test.csv`. A file
-has a line of names, then one row per example: numbers, and the number of the class last. Set `FEATURES` and `CLASSES`
-in `task.py`. Columns may have any scale: the model begins with `BatchNorm1d`, whose running means and variances are
-averaged over the clients like weights, so that no data is pooled. With `privacy`, which refuses them, take it out and
-divide each column by a constant of your own in `_read`. If all rows are in one file
-with a column that says whose they are, you need no Python at all: set `[task]` to `name = "classification"` and
-`data = { path = "rows.csv", target = "…", client = "…" }`.""",
-    ),
+    "tabular": ({"fedspan[flower,vision]": "fedspan[flower]"}, ""),
     "images": (
         {"lr = 0.5  ": "lr = 0.2  "},
         """Make a directory `data` with a directory `client-0`, `client-1`, … for each client and `test`. Each has a
@@ -89,13 +83,22 @@ def command(
 
 def project(package: str, kind: str) -> dict[str, str]:
     """Return the files of a project: path in it → content."""
-    common, (changes, data) = TEMPLATES / "common", KINDS[kind]
-    files = {f"{NAME}/task.py": (TEMPLATES / f"{kind}.py").read_text("utf-8")}
-    for path in sorted(common.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            files[str(path.relative_to(common))] = path.read_text("utf-8")
+    (changes, data), files = KINDS[kind], dict[str, str]()
+    for folder in (TEMPLATES / "common", TEMPLATES / kind):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                files[str(path.relative_to(folder))] = path.read_text("utf-8")
+    if kind == "tabular":
+        files |= {f"data/{name}.csv": text for name, text in tables().items()}
+        init = f"{NAME}/__init__.py"
+        files[init] = (
+            '"""A federated model over tables: `spec.toml` beside this package says how it is trained."""\n'
+        )
+    else:
+        files[f"{NAME}/task.py"] = (TEMPLATES / f"{kind}.py").read_text("utf-8")
     for old, new in changes.items():
-        files["spec.toml"] = files["spec.toml"].replace(old, new)
+        for name in ("spec.toml", "pyproject.toml"):
+            files[name] = files[name].replace(old, new)
     files["README.md"] = files["README.md"].replace("DATA_SECTION", data)
 
     def named(text: str) -> str:
@@ -104,3 +107,20 @@ def project(package: str, kind: str) -> dict[str, str]:
         return text.replace(NAME, package).replace(NAME.upper(), package.upper())
 
     return {named(path): named(text) for path, text in files.items()}
+
+
+def tables() -> dict[str, str]:
+    """Return the sample of a tabular project: patients of five hospitals, made up; name → a CSV file."""
+    draw, found = random.Random(0), {}  # noqa: S311
+    for number, name in enumerate(("center", "east", "north", "south", "west")):
+        lines = ["patient,age,pressure,ward,admitted,readmitted"]
+        for row in range(120):
+            age, pressure = draw.gauss(56 + 3 * number, 12), draw.gauss(130, 18)
+            ward = draw.choice(("surgery", "medicine", "heart"))
+            day = date(2024, 1, 1) + timedelta(days=draw.randrange(366))
+            risk = (age - 62) / 12 + (pressure - 130) / 18 + 1.5 * (ward == "heart") - 0.5
+            again = "yes" if risk + draw.gauss(0, 0.5) > 0 else "no"
+            cell = "" if draw.random() < 0.1 else f"{pressure:.0f}"
+            lines.append(f"{1000 * number + row},{age:.0f},{cell},{ward},{day},{again}")
+        found[name] = "\n".join(lines) + "\n"
+    return found
