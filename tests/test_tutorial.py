@@ -23,9 +23,9 @@ from fedspan.methods import SSF, FedAvg
 ROOT = Path(__file__).parents[1]
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TUTORIAL, re.S)
-SPEC, CONFIG = re.findall(r"```toml\n(.*?)```", TUTORIAL, re.S)
+(CONFIG,) = re.findall(r"```toml\n(.*?)```", TUTORIAL, re.S)
 COMMANDS = re.findall(
-    r"^    ((?:cp|fedspan|flower-superlink|flower-supernode|flwr|python) .*)$", TUTORIAL, re.M
+    r"^    ((?:rm|fedspan|flower-superlink|flower-supernode|flwr|python) .*)$", TUTORIAL, re.M
 )
 
 
@@ -74,17 +74,6 @@ def test_the_share_that_tutorial_and_notebook_name_is_sent(
         assert re.search(r"`SSF\(rank=0.2\)` [^`]*?(\d+ %)", text)[1] == share  # type: ignore[index]
 
 
-def test_the_spec_for_flower_nodes_runs_in_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "clinics.py").write_text(BLOCKS[0])
-    (tmp_path / "spec.toml").write_text(SPEC)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "clinics", raising=False)
-    result = fedspan.run(tmp_path / "spec.toml")
-    assert result.history[-1]["accuracy"] > 0.7
-
-
 def test_the_notebook_runs(tmp_path: Path) -> None:
     cells = json.loads((ROOT / "examples/quickstart.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -96,21 +85,19 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
 def test_the_tutorials_nodes_give_the_numbers_of_the_rehearsal(tmp_path: Path) -> None:
     """The commands of the page as they stand, but for the ports, which may be taken, and Flower's home."""
     pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
-    copy, rehearse, link, *nodes, submit, load = [
-        _free(shlex.split(command)) for command in COMMANDS
+    init, remove, rehearse, link, *nodes, submit, load, predict = [
+        _free(shlex.split(command.replace("$PWD", str(tmp_path)))) for command in COMMANDS
     ]
-    (tmp_path / "clinics.py").write_text(BLOCKS[0])
-    subprocess.run([*copy[:2], str(ROOT / "examples/flower"), copy[3]], cwd=tmp_path, check=True)
-    (tmp_path / "app/fedspan_flower/spec.toml").write_text(SPEC)
     port = _free_port()
     (tmp_path / "home").mkdir()
     (tmp_path / "home/config.toml").write_text(CONFIG.replace("8000", port))
     env = os.environ | {
-        "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "FLWR_HOME": str(tmp_path / "home"),
+        "FLWR_HOME": str(tmp_path / "home"),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_TELEMETRY_ENABLED": "0",
         "FEDSPAN_STATES": str(tmp_path / "states"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PWD": str(tmp_path),
     }  # fmt: skip
+    for command in (init, remove):
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True)
     started = []
     try:
         for command in ([*link, "--port", port], *nodes):
@@ -126,9 +113,8 @@ def test_the_tutorials_nodes_give_the_numbers_of_the_rehearsal(tmp_path: Path) -
             )
         subprocess.run(rehearse, cwd=tmp_path, env=env, check=True, capture_output=True)
         _until_open(int(port))
-        words = [word.replace("$PWD", str(tmp_path)) for word in submit]
         subprocess.run(
-            [word for word in words if word != "--stream"],
+            [word for word in submit if word != "--stream"],
             cwd=tmp_path,
             env=env,
             check=True,
@@ -143,11 +129,14 @@ def test_the_tutorials_nodes_give_the_numbers_of_the_rehearsal(tmp_path: Path) -
         for process in started:
             process.wait(60)
     done = subprocess.run(load, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
-    assert "Result(finished, 4 rounds" in done.stdout
+    assert re.search(r"north +test +24", done.stdout)
+    subprocess.run(predict, cwd=tmp_path, env=env, check=True, capture_output=True)
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 121
     here, there = (
         fedspan.load(tmp_path / "runs" / name).history[-1] for name in ("rehearsal", "flower")
     )
-    assert here["accuracy"] == there["accuracy"]
+    assert here["clients_accuracy"] == there["clients_accuracy"]
+    assert here["clients_auroc"] == pytest.approx(there["clients_auroc"], rel=1e-4)
     assert here["up_bytes"] == there["up_bytes"]
 
 
