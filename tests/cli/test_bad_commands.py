@@ -116,8 +116,8 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("tune", "s.toml", "--budget", "all=2MB"), "must be one of rounds, seconds, total, up, got"),
     (("init", "s.toml/foo"), "Not a directory; choose another place, or check its rights"),
     (
-        ("run", "s.toml", "--run-dir", "r1", "--resume", "--set", "rounds=3"),
-        "--keep-checkpoint (fedspan.run) keeps",
+        ("run", "s.toml", "--run-dir", "r1", "--resume", "--set", "rounds=1"),
+        "`rounds` is 1, but the run in 'r1' is at round 2",
     ),
     (("roster", LONG), "File name too long"),
     (("check-method", LONG), "File name too long"),

@@ -115,7 +115,6 @@ def test_a_run_and_its_short_flags(
         "loop",
         "--callback",
         "keep_best",
-        "--keep-checkpoint",
         "--seeds",
         "2",
     )

@@ -346,7 +346,7 @@ class World:
                     own = file.load(
                         int(end.accepted[client]),
                         int(end.marks[client]),
-                        agreement.fingerprint,
+                        agreement.of_states,
                     ).state.c.flatten()
             if own is not None and copy is not None:
                 close(own, copy, 1e-6)

@@ -192,7 +192,7 @@ def test_the_secret_is_readable_by_its_owner_only_and_is_deleted_at_the_end(tmp_
     fedspan.run(spec, tmp_path / "run", resume=True, progress=False)
     assert not holding()
     with pytest.raises(CheckpointError, match="with `privacy` its secret key was deleted"):
-        fedspan.run(spec | {"rounds": 9}, tmp_path / "run", resume=True, progress=False)
+        fedspan.run(spec | {"rounds": 99}, tmp_path / "run", resume=True, progress=False)
 
 
 def test_several_seeds_have_secrets_of_their_own(tmp_path: Path) -> None:

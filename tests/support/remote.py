@@ -53,7 +53,7 @@ def ids_of(loop: Loop, t: int) -> list[int]:
 
 def state_of(channel: LocalChannel, end: RemoteTransport, client: int) -> Any:
     """A client's state from its own file."""
-    file, fingerprint = channel.client(client).state_file, end.agreement.fingerprint
+    file, fingerprint = channel.client(client).state_file, end.agreement.of_states
     return file.load(int(end.accepted[client]), int(end.marks[client]), fingerprint).state
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -50,14 +50,31 @@ class Training:
             ∇f, by √ρ on average. None does not clip.
         augment: Changes to the training batches: `"flip"` or `"crop"` for images, or a function
             `(batch, generator) -> batch`.
+        class_weights: Weights of the classes in the loss: a table of class → weight, of which others have 1, or
+            `"balanced"`, n / (K n_k) for the n_k of the n training examples of all clients that are of class k of K.
+            The loss is then the weighted mean over a batch.
+        pos_weight: For yes or no: the factor of the loss of examples that are yes, as in torch's `BCEWithLogitsLoss`.
     """
 
     weight_decay: float = 0.0
     clip: float | None = None
     augment: str | Augment | None = None
+    class_weights: str | Mapping[str, float] | None = None
+    pos_weight: float | None = None
 
     def __post_init__(self) -> None:
         not_negative("weight_decay", self.weight_decay)
+        if self.pos_weight is not None:
+            positive("pos_weight", self.pos_weight)
+        given = self.class_weights
+        if isinstance(given, Mapping):
+            for name, value in given.items():
+                positive(f"class_weights.{name}", value)
+            object.__setattr__(self, "class_weights", {str(k): float(v) for k, v in given.items()})
+        elif given not in (None, "balanced"):
+            raise SpecError(
+                f"`class_weights` must be 'balanced' or a table of class and weight, got {shown(given)}"
+            )
         if self.clip is not None:
             positive("clip", self.clip)
 

@@ -17,7 +17,7 @@ from fedspan.data import columns
 from fedspan.data.schema import Features, Schema, agreed, own_scale, texts
 
 Array = npt.NDArray[Any]
-Pair = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, ...]  # features, targets and, of training rows, weights if there are any
 
 
 class TableData(Mapping[str, dict[str, Pair]]):
@@ -40,6 +40,7 @@ class TableData(Mapping[str, dict[str, Pair]]):
         asked: Features,
         *,
         numbers: bool,
+        weight: str | None = None,
         others: Sequence[str] = (),
         pooled: Mapping[str, Array] | None = None,
         schema: Schema | None = None,
@@ -54,14 +55,16 @@ class TableData(Mapping[str, dict[str, Pair]]):
             target: The column to predict.
             asked: How columns become features.
             numbers: Whether the target is a number, and no class.
+            weight: The column with the weights of training rows.
             others: Columns that are no features, besides the target.
             pooled: Rows of no client that are for tests.
             schema: What clients on several machines have agreed on.
             classes: The same for the names of the classes.
             dtype: Of features and of targets that are numbers.
         """
-        self.target, self.dtype = target, dtype
-        self.schema = agreed(train, asked, (target, *others)) if schema is None else schema
+        self.target, self.dtype, self.weight = target, dtype, weight
+        others = (target, *others, *filter(None, (weight,)))
+        self.schema = agreed(train, asked, others) if schema is None else schema
         self.classes: list[Any] = list(classes or ())
         if not numbers and classes is None:
             given = {who: table[target] for who, table in (*train.items(), *tests.items())}
@@ -74,6 +77,9 @@ class TableData(Mapping[str, dict[str, Pair]]):
         for who, table in train.items():
             own = self.own.get(who)
             self._parts[who] = {"train": self._pair(table, who, own)}
+            if weight is not None:
+                weights = torch.from_numpy(_weights(table, weight, who)).to(dtype)
+                self._parts[who]["train"] += (weights,)
             if who in tests and len(tests[who][target]):
                 self._parts[who]["test"] = self._pair(tests[who], who, own)
                 together.append(self._pair(tests[who], who))
@@ -81,7 +87,7 @@ class TableData(Mapping[str, dict[str, Pair]]):
             together.append(self._pair(pooled, "the test set"))
         self.test: Pair | None = None
         if together:
-            self.test = torch.cat([x for x, _ in together]), torch.cat([y for _, y in together])
+            self.test = tuple(map(torch.cat, zip(*together, strict=True)))
 
     @property
     def width(self) -> int:
@@ -119,6 +125,7 @@ def tables(
     test_share: float = 0.2,
     seed: int = 0,
     kind: Literal["classes", "numbers"] | None = None,
+    weight: str | None = None,
     **features: Any,
 ) -> TableData:
     """Read the tables of several clients, agree on their features, and return data for `fedspan.fit`.
@@ -131,6 +138,8 @@ def tables(
         test_share: The share of each client's rows that is kept for tests.
         seed: Decides which rows these are.
         kind: Whether the target is "classes" or "numbers"; by default numbers if it has fractions.
+        weight: A column with the weights of rows in training, which is no feature: the loss of a batch is the weighted
+            mean.
         features: Settings of `Features`, such as `ignore=["name"]` or `standardize="client"`.
 
     Returns:
@@ -162,7 +171,8 @@ def tables(
         train, test = shared_out(np.arange(len(table[target])), test_share, seed, number)
         kept[who], held[who] = rows_of(table, train), rows_of(table, test)
     others = [] if client is None else [client]
-    return TableData(kept, held, target, asked, numbers=kind == "numbers", others=others)
+    numbers = kind == "numbers"
+    return TableData(kept, held, target, asked, numbers=numbers, weight=weight, others=others)
 
 
 def shared_out(rows: Array, share: float, seed: int, client: int) -> tuple[Array, Array]:
@@ -270,6 +280,25 @@ def classes_of(goals: Mapping[str, Array]) -> list[Any]:
             raise DataError(f"{who}: the target is empty in row {row}; fill it or drop the row")
         found.append(np.unique(names).tolist())
     return union_of_classes(found)
+
+
+def _weights(table: Mapping[str, Array], weight: str, who: str) -> Array:
+    if weight not in table:
+        hint = did_you_mean(weight, set(table))
+        raise DataError(f"{who} has no column {weight!r}{hint}; `weight` names it")
+    try:
+        found = table[weight].astype(np.float64)
+        good = np.isfinite(found) & (found >= 0)
+    except ValueError:
+        raise DataError(f"{who}: the weights {weight!r} are text; give numbers") from None
+    if not good.all():
+        row = int(np.flatnonzero(~good)[0]) + 1
+        raise DataError(
+            f"{who}: the weight in row {row} is {found[row - 1]:g}; weights are numbers of at least 0"
+        )
+    if not found.any():
+        raise DataError(f"{who}: all weights {weight!r} are 0; leave the client out")
+    return found
 
 
 def _numbers(goal: Array, target: str, who: str) -> npt.NDArray[np.float64]:

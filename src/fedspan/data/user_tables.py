@@ -63,6 +63,7 @@ class OwnData(Features):
     images: str | None = None  # column with the paths of images, which are the inputs
     image_size: int | None = None  # pixels that images are made wide and high; none: as they are
     client: str | None = None  # column that says whose a row is, for the partition `natural`
+    weight: str | None = None  # column with the weights of rows in training
     site: str | None = None  # of a client on its own machine: the file with its rows
     test_path: str | None = None  # file or directory of the test set
     test_column: str | None = None  # column that says "train" or "test", or 0 or 1 for test
@@ -93,6 +94,8 @@ class OwnData(Features):
         arrays = self.images is not None or (not self.tabular and Path(self.path).suffix)
         if arrays and self.standardize == "client":
             raise SpecError('`standardize` "client" is for tables; use "pooled" or "none"')
+        if not self.tabular and self.weight is not None:
+            raise SpecError("`weight` is for tables, and these examples are none; leave it out")
 
     @property
     def tabular(self) -> bool:
@@ -200,6 +203,7 @@ class OwnData(Features):
             target,
             self,
             numbers=kind == "numbers",
+            weight=self.weight,
             others=self.others[1:],
             pooled=pooled,
             schema=schema,
@@ -228,7 +232,7 @@ class OwnData(Features):
     @property
     def others(self) -> list[str]:
         """The columns that are no features."""
-        return [self.target or "y", *filter(None, (self.client, self.test_column))]
+        return [self.target or "y", *filter(None, (self.client, self.test_column, self.weight))]
 
     def _dealt(
         self,

@@ -18,6 +18,9 @@ from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.files import write_atomic
 from fedspan.data.schema import Schema
 from fedspan.data.table_data import as_columns
+from fedspan.nn.batches import placed
+from fedspan.nn.client_data import as_tensor
+from fedspan.nn.problem_kind import call_of, parts_of
 
 AT_ONCE = 1024  # rows
 Array = npt.NDArray[Any]
@@ -35,6 +38,7 @@ class Predictor:
         columns: The columns of a table without a schema, in order.
         own: The schema with each client's own means and deviations, by the client's name.
         logits: Whether an output of "binary" or "labels" is a logit, and no probability.
+        several: The names or the number of the model's inputs, if it takes a dictionary or a tuple of tensors.
     """
 
     module: nn.Module
@@ -44,6 +48,7 @@ class Predictor:
     columns: list[str] = field(default_factory=list)
     own: Mapping[str, Schema] = field(default_factory=dict)
     logits: bool = True
+    several: list[str] | int = 0
 
     @property
     def classes_(self) -> Array:
@@ -63,8 +68,10 @@ class Predictor:
         """How many columns a table must have."""
         return len(self.feature_names_in_)
 
-    def inputs(self, rows: Any, client: str | None = None) -> Tensor:
+    def inputs(self, rows: Any, client: str | None = None) -> Any:
         """Return rows as the module takes them; see `predict`."""
+        if self.several:
+            return self._several(rows)
         own = None
         if client is not None:
             if client not in self.own:
@@ -107,18 +114,37 @@ class Predictor:
     def outputs(self, rows: Any, client: str | None = None) -> Tensor:
         """Return what the module returns for rows, in evaluation mode."""
         x, was = self.inputs(rows, client), self.module.training
+        shapes = [tuple(one.shape[1:]) for one in parts_of(x)]
         device = next(self.module.parameters()).device
         self.module.eval()
         try:
             with torch.inference_mode():
-                found = [self.module(part.to(device)).cpu() for part in x.split(AT_ONCE)]
+                found = [call_of(self.module, placed(part, device))().cpu() for part in split(x)]
         except (RuntimeError, IndexError) as error:
             raise DataError(
-                f"the model does not take rows of shape {tuple(x.shape[1:])}: {str(error).splitlines()[0]}"
+                f"the model does not take rows of shape {', '.join(map(str, shapes))}: {str(error).splitlines()[0]}"
             ) from None
         finally:
             self.module.train(was)
         return torch.cat(found) if found else torch.zeros(0, 1)
+
+    def _several(self, rows: Any) -> Any:
+        names, dtype = self.several, next(self.module.parameters()).dtype
+        count = names if isinstance(names, int) else len(names)
+        if isinstance(names, list):
+            good = isinstance(rows, Mapping) and set(rows) == set(names)
+            form = f"a dictionary of {', '.join(names)}"
+        else:
+            good = isinstance(rows, list | tuple) and len(rows) == count
+            form = f"a tuple of {count} inputs"
+        if not good:
+            raise DataError(f"the model takes {form}, got {shown(rows)}")
+        values = [rows[name] for name in names] if isinstance(names, list) else list(rows)
+        found = [as_tensor(one, "rows") for one in values]
+        if len({len(one) for one in found}) > 1:
+            raise DataError(f"rows have inputs of different lengths: {[*map(len, found)]}")
+        found = [one.to(dtype) if one.is_floating_point() else one for one in found]
+        return dict(zip(names, found, strict=True)) if isinstance(names, list) else tuple(found)
 
     def predict_proba(self, rows: Any, client: str | None = None) -> Array:
         """Return the probability of each class, (rows, classes)."""
@@ -164,6 +190,20 @@ class Predictor:
         for an empty cell; of a category the number of its place in the schema, from 0, and -1 for an unknown one.
         """
         return Pipeline(self)
+
+
+def split(inputs: Any) -> Iterator[Any]:
+    """Yield a few rows of inputs at a time."""
+    parts = [one.split(AT_ONCE) for one in parts_of(inputs)]
+    for own in zip(*parts, strict=True):
+        named = isinstance(inputs, Mapping)
+        yield (
+            dict(zip(inputs, own, strict=True))
+            if named
+            else own
+            if isinstance(inputs, tuple)
+            else own[0]
+        )
 
 
 class Pipeline(nn.Module):

@@ -116,6 +116,7 @@ class Result:
             usage["columns"],
             {who: Schema.of(one) for who, one in own.items()},
             usage["logits"],
+            usage.get("several", 0),
         )
 
     def predict(self, rows: Any, client: str | None = None) -> Any:

@@ -46,10 +46,15 @@ class ClientData(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """Examples as tensors of equal length; with names, a batch is a mapping of them."""
+    """Examples as tensors of equal length; with names, a batch is a mapping of them.
+
+    If there are several `inputs`, by number or by name, they are the first parts, and the first part of a batch is a
+    tuple or a mapping of them.
+    """
 
     parts: tuple[Tensor, ...]
     names: tuple[str, ...] = ()
+    inputs: int | tuple[str, ...] = 0
 
     def __len__(self) -> int:
         return self.parts[0].shape[0]
@@ -57,6 +62,11 @@ class Tensors:
     def take(self, index: Tensor | slice) -> Batch:
         """Rows of each tensor."""
         rows = tuple(part[index] for part in self.parts)
+        if self.inputs:
+            count = self.inputs if isinstance(self.inputs, int) else len(self.inputs)
+            named = not isinstance(self.inputs, int)
+            first = dict(zip(self.inputs, rows, strict=False)) if named else rows[:count]  # type: ignore[arg-type]
+            return first, *rows[count:]
         return dict(zip(self.names, rows, strict=True)) if self.names else rows
 
 
@@ -172,8 +182,10 @@ def placed(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
     if isinstance(batch, Mapping):
-        return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-    return tuple(part.to(device) if isinstance(part, Tensor) else part for part in batch)
+        return {name: placed(one, device) for name, one in batch.items()}
+    if isinstance(batch, list | tuple):
+        return tuple(placed(one, device) for one in batch)
+    return batch.to(device) if isinstance(batch, Tensor) else batch
 
 
 def permutation(key: int, n: int) -> Tensor:

@@ -60,6 +60,12 @@ def as_client_data(data: Any, who: str) -> ClientData:
     ):
         return Items(data, who=who)
     if isinstance(data, list | tuple) and data:
+        if len(data) == 2 and (several := _several(data[0])):
+            inputs = [as_tensor(one, f"{who}: {name!r}") for name, one in several.items()]
+            parts = [*inputs, as_tensor(data[1], who)]
+            labels = [*map(repr, several), "targets"]
+            form = tuple(several) if isinstance(data[0], Mapping) else len(inputs)
+            return _not_empty(Tensors(_checked(parts, who, labels), inputs=form), who)
         indexes = [part.index for part in data if hasattr(part, "iloc")]
         if any(not indexes[0].equals(index) for index in indexes[1:]):
             raise DataError(
@@ -79,6 +85,16 @@ def as_client_data(data: Any, who: str) -> ClientData:
         f"{who} must be (inputs, targets), a table with a target column, a Dataset or a DataLoader, got "
         f"{type(data).__name__}"
     )
+
+
+def _several(inputs: Any) -> dict[Any, Any]:
+    """Name or number → values of several inputs: a dictionary, or a tuple of tensors or arrays."""
+    if isinstance(inputs, Mapping):
+        return {str(name): one for name, one in inputs.items()}
+    tensors = isinstance(inputs, tuple) and all(
+        isinstance(one, Tensor | np.ndarray) and one.ndim for one in inputs
+    )
+    return dict(enumerate(inputs)) if tensors else {}
 
 
 def of_dataset(data: Any, collate: Callable[[list[Any]], Batch], who: str) -> ClientData:

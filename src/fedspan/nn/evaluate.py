@@ -13,7 +13,7 @@ from fedspan.core.errors import SpecError
 from fedspan.metrics._collected import Collected, by_class
 from fedspan.metrics._own import chosen
 from fedspan.nn.batches import Batch, ClientData, Loss, placed
-from fedspan.nn.problem_kind import OutputLoss
+from fedspan.nn.problem_kind import OutputLoss, call_of
 
 AT_ONCE = 512  # examples evaluated at a time
 
@@ -88,8 +88,8 @@ def by_outputs(
     """A model on (inputs, targets), by `loss(outputs, targets)`; metrics are given `for_metrics(targets)`."""
 
     def score(model: nn.Module, batch: Batch) -> Scored:
-        inputs, targets = batch
-        outputs = model(inputs)
+        inputs, targets, *_ = batch
+        outputs = call_of(model, inputs)()
         return loss(outputs, targets), len(targets), outputs, for_metrics(targets)
 
     return score
@@ -99,13 +99,16 @@ def by_objective(objective: Loss, metrics: bool) -> Score:
     """A model by `objective(model, batch)`; only metrics need a batch to be (inputs, targets)."""
 
     def score(model: nn.Module, batch: Batch) -> Scored:
-        size = len(next(iter(batch.values()))) if isinstance(batch, Mapping) else len(batch[0])
+        first: Any = batch
+        while isinstance(first, Mapping | list | tuple):
+            first = next(iter(first.values() if isinstance(first, Mapping) else first))
+        size = len(first)
         if not metrics:
             return objective(model, batch), size, None, None
         if isinstance(batch, Mapping) or len(batch) != 2:
             raise SpecError(
                 "`metrics` with `objective` need batches of (inputs, targets); leave `metrics` out"
             )
-        return objective(model, batch), size, model(batch[0]), batch[1]
+        return objective(model, batch), size, call_of(model, batch[0])(), batch[1]
 
     return score

@@ -15,7 +15,9 @@ where it has one output per target. Floating-point targets need a loss, because 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +32,7 @@ from torch.func import functional_call
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.metric import IGNORED
 from fedspan.metrics._collected import one_number
-from fedspan.nn.batches import Batch, ClientData, Items, Loader, Tensors, drawing
+from fedspan.nn.batches import Batch, ClientData, Items, Loader, Tensors, drawing, placed
 from fedspan.nn.client_data import narrowed
 
 OutputLoss = Callable[[Tensor, Tensor], Tensor]
@@ -64,21 +66,62 @@ class ProblemKind:
     logits: bool | None = None  # whether an output per target is a logit; None: not known
     guessed: bool = False  # whether no loss is given; then every target must be a class
     reshaped: bool = False  # whether targets of a loss of one's own get the shape of the outputs
+    weighted: bool = False  # whether a batch of three parts has weights of its examples
+    class_weights: tuple[float, ...] | None = None
+    pos_weight: float | None = None
 
-    def batch(self, batch: Batch, who: str) -> tuple[Any, Any]:
-        """(inputs, targets) as the model and the loss take them."""
+    def batch(self, batch: Batch, who: str) -> tuple[Any, ...]:
+        """(inputs, targets) as the model and the loss take them, and weights of the examples, if any."""
+        weights: tuple[Any, ...] = ()
+        if self.weighted and len(batch) == 3:
+            batch, weights = batch[:2], tuple(batch[2:])
         inputs, targets = as_pair(batch, who)
-        if self.inputs is not None and isinstance(inputs, Tensor):
-            inputs = narrowed(inputs, self.inputs, who)
+        if self.inputs is not None:
+            inputs = cast_inputs(inputs, self.dtype, self.inputs, who)
+        return inputs, self._targets(targets, who), *weights
+
+    def _targets(self, targets: Any, who: str) -> Any:
         if not isinstance(targets, Tensor):
-            return inputs, targets
+            return targets
         if self.kind == "classes":
-            return inputs, self._classes(targets, who)
+            return self._classes(targets, who)
         if self.kind != "other":
-            return inputs, self._numbers(targets, who)
+            return self._numbers(targets, who)
         targets = targets if targets.is_floating_point() else targets.long()
         shape = (len(targets), *self.outputs) if self.reshaped else targets.shape
-        return inputs, targets.reshape(shape)
+        return targets.reshape(shape)
+
+    def minimized(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """The loss of training: with weights of examples or classes their weighted mean over the batch."""
+        if weights is None and self.class_weights is None and self.pos_weight is None:
+            return self.loss(outputs, targets)
+        by_class = self.kind == "classes" and not targets.is_floating_point()
+        if self.kind == "classes" and not by_class and (self.class_weights or self.pos_weight):
+            raise SpecError(
+                "`class_weights` and `pos_weight` need class numbers, not probabilities"
+            )
+        like: Any = {"dtype": outputs.dtype, "device": outputs.device}
+        if self.pos_weight is not None and self.kind != "classes":
+            factor = torch.tensor(self.pos_weight, **like)
+            each = F.binary_cross_entropy_with_logits(
+                outputs, targets, pos_weight=factor, reduction="none"
+            )
+        elif isinstance(self.loss, nn.Module):
+            alone = copy.copy(self.loss)
+            alone.reduction = "none"  # type: ignore[assignment]
+            each = alone(outputs, targets)
+        else:
+            each = self.loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
+        if self.pos_weight is not None and by_class:
+            each = each * (1 + (self.pos_weight - 1) * targets)
+        by = torch.ones_like(each)
+        if weights is not None:
+            by = by * weights.view(-1, *[1] * (each.dim() - 1))
+        if self.class_weights is not None:
+            by = by * torch.tensor(self.class_weights, **like)[targets.long().clamp_min(0)]
+        if by_class:
+            by = by * (targets != getattr(self.loss, "ignore_index", IGNORED))
+        return (by * each).sum() / by.sum().clamp_min(1e-12)
 
     def _classes(self, targets: Tensor, who: str) -> Tensor:
         count, *places = self.outputs
@@ -144,9 +187,9 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
     outputs, cast = tried(model, inputs, who)
     parameters = list(model.parameters())
     dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
-    known = _function_of(loss)
+    known = function_of(loss)
     if not isinstance(outputs, Tensor):
-        applied = isinstance(inputs, Tensor) and not any(p.is_meta for p in parameters)
+        applied = cast is not None and not any(p.is_meta for p in parameters)
         if applied and (outputs is None or loss is None or known in KNOWN):
             found = "None" if outputs is None else f"a {type(outputs).__name__}"
             raise SpecError(
@@ -180,18 +223,19 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
         raise SpecError(
             "the outputs of the model have no gradient; remove detach() and no_grad() from its forward()"
         )
-    _check_range(model, inputs.to(outputs.device, cast), outputs, loss)
+    moved = placed(cast_inputs(inputs, dtype, cast, who), outputs.device)
+    _check_range(model, moved, outputs, loss)
     reshaped = kind == "other" and _check_own(loss, outputs, targets)
     logits = known in BY_LOGIT if kind in ("labels", "binary") else None
     return ProblemKind(kind, loss, cast, tuple(outputs.shape[1:]), dtype, logits, guessed, reshaped)
 
 
-def _check_range(model: nn.Module, inputs: Tensor, outputs: Tensor, loss: OutputLoss) -> None:
+def _check_range(model: nn.Module, inputs: Any, outputs: Tensor, loss: OutputLoss) -> None:
     """Warns of probabilities where a loss takes logits, and refuses logits where it takes probabilities.
 
     Outputs of a sigmoid or a softmax stay between 0 and 1 whatever the weights; others leave this range.
     """
-    known = _function_of(loss)
+    known = function_of(loss)
     logits = known in BY_LOGIT or known in (nn.CrossEntropyLoss, F.cross_entropy)
     if not logits and known not in BY_PROBABILITY:
         return
@@ -262,7 +306,7 @@ def _broadcasts(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
     )
 
 
-def _function_of(loss: Any) -> Any:
+def function_of(loss: Any) -> Any:
     """The class or function of torch that a loss is of."""
     inner = loss.func if isinstance(loss, functools.partial) else loss
     return type(inner) if isinstance(inner, nn.Module) else inner
@@ -297,35 +341,73 @@ def as_pair(batch: Batch, who: str) -> tuple[Any, Any]:
 def tried(model: nn.Module, inputs: Any, who: str) -> tuple[Any, torch.dtype | None]:
     """(outputs, the type that inputs must be converted to) of a few examples; the model stays as it was."""
     parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
-    if not isinstance(inputs, Tensor) or (parameter is not None and parameter.is_meta):
+    parts = parts_of(inputs)
+    if not parts or (parameter is not None and parameter.is_meta):
         return None, None
     if parameter is None:
         return _applied(model, inputs, who), None
-    if inputs.is_floating_point():
-        return _applied(model, inputs.to(parameter), who), parameter.dtype
-    other = () if inputs.dtype == torch.uint8 else (torch.int64,)
-    for kind in dict.fromkeys((inputs.dtype, *other)):
+
+    def apply(kind: torch.dtype) -> tuple[Any, torch.dtype]:
+        moved = placed(cast_inputs(inputs, parameter.dtype, kind, who), parameter.device)
+        return _applied(model, moved, who), kind
+
+    whole = {part.dtype for part in parts if not part.is_floating_point()}
+    if not whole:
+        return apply(parameter.dtype)
+    other = () if torch.uint8 in whole else (torch.int64,)
+    for kind in dict.fromkeys((*whole, *other)):
         with contextlib.suppress(DataError):  # token ids, or numbers that the model converts itself
-            return _applied(model, inputs.to(parameter.device, kind), who), kind
-    if inputs.dtype == torch.uint8:
+            return apply(kind)
+    if torch.uint8 in whole:
         raise DataError(
             f"{who} has inputs of uint8, which the model does not take; convert images by x.float() / 255"
         )
-    return _applied(model, inputs.to(parameter), who), parameter.dtype
+    return apply(parameter.dtype)
 
 
-def _applied(model: nn.Module, inputs: Tensor, who: str, scaled_by: float = 1.0) -> Any:
+def parts_of(inputs: Any) -> list[Tensor]:
+    """The tensors of inputs: one, or those of a dictionary or a tuple; none if there is anything else."""
+    parts = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+    parts = parts if isinstance(parts, list | tuple) else [parts]
+    return list(parts) if all(isinstance(part, Tensor) for part in parts) else []
+
+
+def cast_inputs(inputs: Any, floats: torch.dtype, others: torch.dtype | None, who: str) -> Any:
+    """Inputs whose tensors have these types, floating-point ones the first and others the second; None: their own."""
+    if isinstance(inputs, Mapping):
+        return {name: cast_inputs(one, floats, others, who) for name, one in inputs.items()}
+    if isinstance(inputs, list | tuple):
+        return tuple(cast_inputs(one, floats, others, who) for one in inputs)
+    if not isinstance(inputs, Tensor) or others is None:
+        return inputs
+    return narrowed(inputs, floats if inputs.is_floating_point() else others, who)
+
+
+def call_of(model: Any, inputs: Any) -> functools.partial[Any]:
+    """`model(**inputs)` or `model(*inputs)` of a dictionary or tuple that its forward() takes, else `model(inputs)`."""
+    if isinstance(inputs, Mapping | list | tuple):
+        args, named = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
+        with contextlib.suppress(TypeError):
+            inspect.signature(getattr(model, "forward", model)).bind(*args, **named)
+            return functools.partial(model, *args, **named)
+    return functools.partial(model, inputs)
+
+
+def _applied(model: nn.Module, inputs: Any, who: str, scaled_by: float = 1.0) -> Any:
     """The model's outputs in evaluation mode, also with all weights multiplied by a number."""
+    parts = parts_of(inputs)
     try:
-        with on_trial(model, inputs.device):
+        with on_trial(model, parts[0].device):
+            call = call_of(model, inputs)
             if scaled_by == 1.0:
-                return model(inputs)
+                return call()
             weights = {name: scaled_by * p.detach() for name, p in model.named_parameters()}
-            return functional_call(model, weights, (inputs,))
+            return functional_call(model, weights, call.args, call.keywords)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        shapes = " and ".join(_of_one(one.shape[1:]) for one in parts)
         raise DataError(
-            f"{who} has inputs of shape {_of_one(inputs.shape[1:])} that the model refuses: {why}"
+            f"{who} has inputs of shape {shapes} that the model refuses: {why}"
         ) from None
 
 
@@ -352,7 +434,10 @@ def converted(data: ClientData, kind: ProblemKind, who: str) -> ClientData:
     if isinstance(data, Loader):
         return replace(data, data=converted(data.data, kind, who))
     if isinstance(data, Tensors):
-        return Tensors(kind.batch(data.take(slice(None)), who))
+        if not data.inputs:
+            return Tensors(kind.batch(data.take(slice(None)), who))
+        inputs, *others = kind.batch(data.take(slice(None)), who)
+        return replace(data, parts=(*parts_of(inputs), *others))
     if isinstance(data, Items):
         return replace(data, convert=kind.batch, who=who)
     return Converted(data, kind, who)

@@ -117,11 +117,10 @@ def gather(
         if len(lengths) > 1:
             raise DataError(f"clients have sums of different length, {sorted(lengths)}")
         schema = scaled(schema, np.sum(np.array(told, np.float64), 0), about)
-    classes = [one["classes"] for one in first]
-    return agreed | {
-        "schema": schema.table(),
-        "classes": union_of_classes(classes) if any(classes) else [],
-    }
+    found = [one["classes"] for one in first]
+    classes = union_of_classes(found) if any(found) else []
+    counts = [sum(one["counts"].get(str(name), 0) for one in first) for name in classes]
+    return agreed | {"schema": schema.table(), "classes": classes, "counts": counts}
 
 
 def _answer(reply: RoundMessage | DroppedError) -> Any:
@@ -142,6 +141,9 @@ def _checked(question: str, value: Any, tables: bool) -> Any:
         if good and tables:
             facts, classes, others = (value.get(key) for key in ("facts", "classes", "others"))
             good = isinstance(facts, dict) and all(map(_is_fact, facts.values()))
+            counts = value.get("counts")
+            good = good and isinstance(counts, dict)
+            good = good and all(type(n) is int and 0 < n < 1 << 53 for n in counts.values())
             for names in (classes, others):
                 good = good and isinstance(names, list)
                 good = good and all(isinstance(one, str) for one in names)

@@ -90,13 +90,17 @@ class DividedTask(ModuleTask):
         train, test = data.own_rows(client, self._seed(seed))
         goal = data.others[0]
         classes: list[str] = []
+        counts: dict[str, int] = {}
         if self.kind == "classes":
-            classes = sorted({*texts(train[goal]).tolist(), *texts(test[goal]).tolist()})
+            names, sizes = np.unique(texts(train[goal]), return_counts=True)
+            counts = dict(zip(names.tolist(), sizes.tolist(), strict=True))
+            classes = sorted({*counts, *texts(test[goal]).tolist()})
         facts = describe(train, data, data.others, f"client {client}")
         return {
             "examples": len(train[goal]),
             "facts": facts,
             "classes": classes,
+            "counts": counts,
             "others": data.others,
         }
 
@@ -191,6 +195,7 @@ class NetworkTask(DividedTask):
             own,
             pooled=pooled,
             numbers=self.kind == "numbers",
+            weight=own.weight,
             schema=Schema.of(agreed["schema"]),
             classes=agreed["classes"],
             dtype=dtype,
@@ -204,6 +209,7 @@ class NetworkTask(DividedTask):
             data.test if client is None else None,
             loss=None if data.classes else F.mse_loss,
             tables=data,
+            counts=agreed.get("counts"),
         )
 
     def _network(self, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.config import Settings
-from fedspan.core.errors import DataError, SpecError, client_name, shown
+from fedspan.core.errors import DataError, SpecError, client_name, one_of, shown
 from fedspan.core.task import Holdings, Task
 from fedspan.data.table_data import TableData
 from fedspan.huggingface.models import (
@@ -40,15 +40,20 @@ from fedspan.metrics._own import chosen
 from fedspan.nn.batches import Batch, ClientData, Clients, Loss, placed
 from fedspan.nn.blueprint import blueprint
 from fedspan.nn.client_data import as_client_data, is_frame, split_parts, table_columns
-from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs
+from fedspan.nn.evaluate import AT_ONCE, Evaluator, by_objective, by_outputs
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import (
+    BY_LOGIT,
+    KNOWN,
     USUAL,
     OutputLoss,
     ProblemKind,
+    call_of,
     converted,
     doubles,
+    function_of,
     on_trial,
+    parts_of,
     problem_kind,
     tried,
 )
@@ -78,10 +83,12 @@ class Material:
     names: Sequence[str] | None = None  # of the clients; None: they are numbered
     settings: Settings = field(default_factory=Settings)  # of the run
     tables: TableData | None = None  # what the clients' data were made of
+    counts: Sequence[int] | None = None  # of training examples of each class, as clients agreed
     kind: ProblemKind | None = field(default=None, init=False)
     columns: list[Any] = field(default_factory=list, init=False)  # of tables, as the first has them
     inputs: list[Any] = field(default_factory=list, init=False)  # columns of tables of inputs
-    shape: torch.Size | None = field(default=None, init=False)  # of an example's inputs
+    shapes: list[torch.Size] | None = field(default=None, init=False)  # of an example's inputs
+    several: Any = field(default=0, init=False)  # inputs: their number or names
 
     @staticmethod
     def of(model: nn.Module, clients: Sequence[Any] | Mapping[str, Any], **others: Any) -> Material:
@@ -148,7 +155,8 @@ class Material:
 
     def _by_outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         assert self.kind is not None
-        return self.kind.loss(model(batch[0]), batch[1])
+        inputs, *others = batch
+        return self.kind.minimized(call_of(model, inputs)(), *others)
 
     def read(self, data: Any, who: str) -> ClientData:
         """The examples that a user gives; errors name them as `who`."""
@@ -162,7 +170,10 @@ class Material:
             return read
         few = read.take(torch.arange(min(PROBED, len(read))))
         if self.kind is None:
-            self.kind = problem_kind(self.model, few, self.loss, who)
+            weighted = self.tables is not None and self.tables.weight is not None
+            kind = problem_kind(self.model, few[:2] if weighted else few, self.loss, who)
+            self.kind = replace(kind, weighted=weighted)
+            self._check_weights(weighted)
             asked = chosen(self.settings.metrics).items()
             wrong = [name for name, metric in asked if isinstance(metric, Labels)]
             if wrong and self.kind.kind == "numbers":
@@ -170,9 +181,13 @@ class Material:
                     f"`metrics` {wrong[0]!r} is for classes, and `loss` for numbers; use 'r2', 'mae' or 'mse'"
                 )
         inputs = self.kind.batch(few, who)[0]
-        if isinstance(inputs, Tensor) and inputs.shape[1:] != self.shape:
+        several = isinstance(inputs, Mapping | tuple) and bool(parts_of(inputs))
+        if several:
+            self.several = list(inputs) if isinstance(inputs, Mapping) else len(inputs)
+        shapes = [one.shape[1:] for one in parts_of(inputs)]
+        if shapes and shapes != self.shapes:
             tried(self.model, inputs, who)
-            self.shape = inputs.shape[1:]
+            self.shapes = shapes
         return converted(read, self.kind, who)
 
     def evaluator(self, test: ClientData) -> Evaluator:
@@ -201,6 +216,7 @@ class Material:
             "logits": known is None or known.logits is not False,
             "classes": list(range({"binary": 2}.get(kind, count))) if kind != "numbers" else [],
             "columns": [str(name) for name in self.inputs],
+            "several": self.several,
         }
         if tables is not None:
             own = {who: schema.table() for who, schema in tables.own.items()}
@@ -209,13 +225,69 @@ class Material:
                 found["kind"] = "classes" if tables.classes else "numbers"
         return found
 
+    def _check_weights(self, weighted: bool) -> None:
+        """Refuses weights that the loss does not take."""
+        known, asked = self.kind, self.settings.training
+        named = {
+            "weight": weighted,
+            "class_weights": asked.class_weights,
+            "pos_weight": asked.pos_weight,
+        }
+        for name in [name for name, value in named.items() if value]:
+            own = getattr(known and known.loss, "weight", None) is not None
+            own |= getattr(known and known.loss, "pos_weight", None) is not None
+            if known is None or function_of(known.loss) not in KNOWN or own:
+                raise SpecError(
+                    f"`{name}` goes with cross-entropy and other losses of torch that have no weights of their own; "
+                    "weigh in the loss itself"
+                )
+            logits = function_of(known.loss) in BY_LOGIT
+            if name == "pos_weight" and not (
+                logits or (known.kind, known.outputs) == ("classes", (2,))
+            ):
+                raise SpecError("`pos_weight` is for yes or no; use `class_weights`")
+            if name == "class_weights" and known.kind not in ("classes", "binary"):
+                raise SpecError("`class_weights` is for classes; leave it out")
+            if name != "pos_weight" and self.settings.dp and self.settings.dp.level == "example":
+                raise SpecError(
+                    f"`{name}` has no effect where `privacy` takes the gradients of single examples; leave it out"
+                )
+
+    def weigh(self, clients: Iterable[ClientData]) -> None:
+        """Sets the weights of classes and of yes, which need the training data of all clients to be balanced."""
+        known, asked = self.kind, self.settings.training.class_weights
+        if known is None:  # a server has no training data
+            if self.objective is not None or self.pretrained is not None:
+                self._check_weights(False)
+            return
+        weights: tuple[float, ...] | None = None
+        if asked is not None:
+            number = known.outputs[0] if known.kind == "classes" else 2
+            names = [*map(str, range(number))]
+            if self.tables is not None and self.tables.classes:
+                names = [*map(str, self.tables.classes)]
+        if isinstance(asked, Mapping):
+            for name in asked:
+                one_of("class_weights", name, names)
+            weights = tuple(asked.get(name, 1.0) for name in names)
+        elif asked is not None:
+            counts = np.zeros(number) if self.counts is None else np.array(self.counts, float)
+            for data in clients if self.counts is None else ():
+                for part in torch.arange(len(data)).split(AT_ONCE):
+                    goals = data.take(part)[1].long().reshape(-1)
+                    counts += goals[goals >= 0].bincount(minlength=number).numpy()
+            weights = tuple((counts.sum() / (number * counts.clip(1))).tolist())
+        self.kind = replace(
+            known, class_weights=weights, pos_weight=self.settings.training.pos_weight
+        )
+
     def _try_objective(self, data: ClientData) -> None:
         """The objective must give a number with a gradient on two examples; the model stays as it was.
 
         On the first client it is also tried on the same examples twice: a sum over the batch doubles.
         """
-        parameter, first = next(self.model.parameters()), self.shape is None
-        self.shape = torch.Size()
+        parameter, first = next(self.model.parameters()), self.shapes is None
+        self.shapes = []
         if parameter.is_meta:
             return
         index, found = torch.arange(min(PROBED, len(data))), []
@@ -354,6 +426,13 @@ class ModuleTask(Task):
             clients = [one for one, _, _ in found.values()]
             if len(clients) < count:
                 clients = Clients(count, lambda some: [found[i][0] for i in some], here=ids)
+
+        if on_client and settings.training.class_weights == "balanced" and made.counts is None:
+            raise SpecError(
+                "`class_weights` 'balanced' needs all clients' counts, on which only clients with tables agree; give a "
+                "table of class and weight"
+            )
+        made.weigh(each(i)[0] for i in ids)
 
         def client_tests(i: int) -> tuple[str, Evaluator]:
             _, part, test = each(i)
