@@ -32,7 +32,7 @@ from fedspan.engine import history
 from fedspan.engine.loop import Line
 from fedspan.engine.tuner import STAGES, halve, stage_end
 from fedspan.study import results
-from fedspan.study.curves import Curve
+from fedspan.study.curves import Series
 from fedspan.study.execute import execute
 from fedspan.study.jobs import Job, jobs_of
 from fedspan.study.model import Part, Study, Variant, settings
@@ -118,7 +118,10 @@ def values(part: Part, trial: list[Job]) -> list[list[float]]:
 
 def end_of(part: Part, one: Tried, trial: list[Job]) -> float | None:
     """The result of a point at the end of its tuning; None if not every seed has one."""
-    end = part.result(Curve.of(rows_of(trial), part.tune_metric)) if one.dropped else one.end
+    end = one.end
+    if one.dropped:
+        spec, rows = trial[0].spec.table(), rows_of(trial)
+        end = part.result(Series.of("", "", spec, range(len(rows)), rows).curve(part.tune_metric))
     return end.mean if end.whole else None
 
 
@@ -152,14 +155,15 @@ def winners(grid: Grid) -> tuple[int, int, float]:
     return whole, early, 1 - sum(lengths) / (len(lengths) * grid["rounds"])
 
 
-def curve_of(seeds: list[list[float]], grid: Grid) -> Curve:
+def curve_of(seeds: list[list[float]], grid: Grid) -> Series:
     """The curve of one point; a seed with fewer values than the last stage has evaluations diverged at the next one."""
     last = stage_end(grid["rounds"], grid["eval_every"], max(STAGES))
     rows = max(len(seed) for seed in [*seeds, [0.0] * (last // grid["eval_every"] + 1)])
     rounds = grid["eval_every"] * np.arange(rows, dtype=float)
     table = np.array([seed + [math.nan] * (rows - len(seed)) for seed in seeds])
     diverged = [None if len(seed) == rows else int(rounds[len(seed)]) for seed in seeds]
-    return Curve(rounds, table, rounds, rounds, rounds, diverged, [False] * len(seeds))
+    everyone, failed = tuple(range(len(seeds))), [False] * len(seeds)
+    return Series("", "", {}, everyone, {"round": rounds}, {"": table}, diverged, failed)
 
 
 def main() -> None:

@@ -22,8 +22,8 @@ from fedspan.core.privacy import Privacy
 from fedspan.replies.fixed_point import FixedPoint
 from fedspan.replies.secure.server import SecureSum
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "replies"))
-from local_clients import LocalClients
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.secure import LocalClients, signed, whole
 
 
 def measure(clients: int, numbers: int, privacy: Privacy) -> dict[str, float]:
@@ -33,7 +33,7 @@ def measure(clients: int, numbers: int, privacy: Privacy) -> dict[str, float]:
     gone = set(range(0, clients, 10))
     local = LocalClients(
         privacy,
-        lambda there: {client: fixed.encode(values)[0] for client in there},
+        lambda there: {client: whole(values, fixed) for client in there},
         lambda phase: gone if phase == "train" else (),
     )
 
@@ -48,7 +48,7 @@ def measure(clients: int, numbers: int, privacy: Privacy) -> dict[str, float]:
     one = SecureSum(list(range(clients)), numbers, privacy, ask)
     survivors, total = one.run()
     server = time.process_time() - began - spent
-    assert (fixed.signed(total) == len(survivors) * fixed.signed(fixed.encode(values)[0])).all()
+    assert (signed(total) == len(survivors) * signed(whole(values, fixed))).all()
     last = survivors[-1]
     return {
         "up": local.received[last],

@@ -8,9 +8,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from browsing import browser_page, drawn
 
 import api_reference
+from support.browsing import browser_page, drawn
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ class Cluster:
     """`with Cluster(folder, nodes=3) as cluster: cluster.run(run_dir="…")`.
 
     With `simulation` the nodes are Flower's virtual ones, inside the SuperLink; with `tls` every node has its own key.
-    `module` is what the nodes themselves choose to import for a task "custom".
+    `module` is what the nodes themselves choose to import for a task "custom", and `data` has the file of each node's own
+    rows, whose name without its ending is the client's.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Cluster:
         tls: bool = False,
         simulation: bool = False,
         module: str = "",
+        data: Sequence[Path] = (),
     ) -> None:
         self.folder, self.count, self.database, self.tls, self.simulation = (
             folder,
@@ -48,7 +51,7 @@ class Cluster:
             tls,
             simulation,
         )
-        self.port, self.module = free_port(), module
+        self.port, self.module, self.data = free_port(), module, data
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = os.environ | {
             "FLWR_HOME": str(folder / "home"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -153,7 +156,9 @@ class Cluster:
     def start_node(self, number: int, key: Path | None = None, client: int | None = None) -> None:
         """Start a SuperNode; `key` is another than its own, and `client` another number that it claims."""
         client = number if client is None else client
-        module = f' module="{self.module}"' if self.module else ""
+        own, name = f' module="{self.module}"' if self.module else "", f"client-{client}"
+        if self.data:
+            own, name = f' data="{self.data[client].resolve()}"', self.data[client].stem
         safety = ["--insecure"]
         if self.tls:
             mine = str(key or self.key(number))
@@ -166,7 +171,7 @@ class Cluster:
         self._start(
             f"node{number}", "flower-supernode", *safety, "--superlink", f"127.0.0.1:{self.port}",
             "--host", "127.0.0.1", "--port", str(free_port()),
-            "--node-config", f'partition-id={client} client-id="client-{client}"{module}',
+            "--node-config", f'partition-id={client} client-id="{name}"{own}',
         )  # fmt: skip
 
     def _start(self, name: str, command: str, *arguments: str) -> None:

@@ -278,7 +278,7 @@ def sampling(runs: list[Run]) -> list[Claim]:
 def predicted_error(run: Run, model: transient.Model) -> Floats:
     """The relative error that the transient of the quadratic predicts, in every row."""
     problem, method = problem_of(run.spec), run.spec.method
-    (hessian,) = problem.hessians()
+    ((hessian, *_),) = problem.terms
     start = problem.optimum().numpy().reshape(problem.layout.blocks[0].shape).T
     share = rank(run) / problem.layout.blocks[0].inputs
     return transient.relative_error(

@@ -23,6 +23,7 @@ from fedspan.engine.run_dir import versions
 from fedspan.study import page
 from fedspan.study.execute import execute
 from fedspan.study.jobs import seconds
+from fedspan.study.report import Report, Section
 from fedspan.study.tables import TextTable
 from runs import Trial, load
 
@@ -36,15 +37,15 @@ def reproduce(
     runs = out / "runs"
     todo = [job for one in trial.experiments for job in one.jobs(runs, trial.seeds)]
     execute(todo, jobs, console, "runs")
-    sections, claims, verdict = [], list[Claim](), list[str]()
+    sections, claims, verdict = list[Section](), list[Claim](), list[str]()
     for one in trial.experiments:
         found = one.read(runs, trial.seeds)
         judged = JUDGES[one.name](found)
         claims += judged
         verdict.append(f"{one.title}: {said(judged)}")
         drawing = drawings.draw(one.name, found, out / "figures" / one.name)
-        words = {"title": one.title, "about": one.about, "tables": [_grid(judged)]}
-        sections.append(words | {"drawings": [] if drawing is None else [drawing]})
+        drawn = [] if drawing is None else [drawing]
+        sections.append(Section(one.title, one.about, [_grid(judged)], drawings=drawn))
     about = f"{trial.about} {trial.seeds} seeds, scale `{trial.scale}`."
     head = "\n\n".join([f"# {trial.title}", *verdict, about])
     write_atomic(out / "tables.md", f"{head}\n\n{_grid(claims).markdown()}".encode())
@@ -55,10 +56,8 @@ def reproduce(
     ]
     made = ", ".join(f"{name} {number}" for name, number in versions().items())
     footer = f"{seconds(todo) / 60:.1f} core-minutes of computing. {made}"
-    made_page = page.template(
-        trial.title, [about], sections, command, footer, missed, verdict=verdict
-    )
-    write_atomic(out / "index.html", made_page.encode())
+    report = Report(trial.title, about, sections, command, missed, footer, verdict=verdict)
+    write_atomic(out / "index.html", page.render(report).encode())
     shown = Table(*HEADER, title=trial.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for one in claims:
         shown.add_row(*one.cells())

@@ -53,7 +53,7 @@ def main() -> None:
     lr, local_steps, rho, rounds = 1e-3, 5, 0.01, np.arange(22_500.0, 25_001, 100)
     for seed in range(3):
         problem = Regression(het=2.0).build((seed,), Settings(batch_size=20, dtype="float64"))
-        (hessian,) = problem.hessians()
+        ((hessian, *_),) = problem.terms
         start = problem.optimum().numpy().reshape(problem.layout.blocks[0].shape).T
         values: Floats = np.asarray(np.linalg.eigvalsh(hessian), np.float64)
         lost = 1 - factors(values[:80], lr, local_steps, rho).mean()

@@ -159,10 +159,23 @@ def test_a_run_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_a_loaded_run_says_how_to_get_its_model(tmp_path: Path) -> None:
+class Local(nn.Linear):
+    """A class that no other program can import."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+
+
+Local.__module__ = "__main__"
+
+
+def test_a_loaded_run_has_its_model_or_says_how_to_get_it(tmp_path: Path) -> None:
     trained = fit(run_dir=tmp_path / "run").model
-    with pytest.raises(SpecError, match=r"use fedspan\.load\('.*run', model=model\)"):
-        _ = fedspan.load(tmp_path / "run").model
+    assert torch.equal(fedspan.load(tmp_path / "run").model(X), trained(X))
+    own = tmp_path / "own"
+    fedspan.fit(Local(), CLIENTS, method=FedAvg(lr=0.1), rounds=2, run_dir=own)
+    with pytest.raises(SpecError, match=r"use fedspan\.load\('.*own', model=model\)"):
+        _ = fedspan.load(tmp_path / "own").model
     again = fedspan.load(tmp_path / "run", model=nn.Linear(8, 4)).model
     assert torch.equal(again(X), trained(X))
 
@@ -190,7 +203,9 @@ def test_callbacks_and_settings_as_they_come_to_mind() -> None:
         fit(test=(X, Y), metrics=["acuracy"])
     assert len(fit(rounds=np.int64(2), seed=np.int64(1)).history) == 3
     if not torch.cuda.is_available():
-        with pytest.raises(SpecError, match="`device` is 'cuda', but torch finds no CUDA here"):
+        with pytest.raises(
+            SpecError, match="`device` is 'cuda', but torch finds no such device here"
+        ):
             fit(device="cuda")
 
 

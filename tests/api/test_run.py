@@ -154,7 +154,7 @@ BAD_DATA = {
         {"A": np.ones((2, 3, 4)), "B": np.ones((2, 3, 1)), "n": np.array([3, 9])},
         "from 1 to 3",
     ),
-    "pickle": ({"A": np.array([{}], object), "B": np.ones((2, 3, 1))}, "not a plain .npz"),
+    "pickle": ({"A": np.array([{}], object), "B": np.ones((2, 3, 1))}, "cannot be read"),
 }
 
 

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_run import rows, spec_file
 
-from conftest import Interrupt
 from fedspan import Spec, load, run
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.engine import run_dir as folder
+from support.loops import Interrupt
 
 # A run whose checkpoints come often enough to be caught between two of them.
 SLOW = """
@@ -170,7 +170,7 @@ def test_a_run_killed_before_its_first_row_can_be_resumed(tmp_path: Path) -> Non
         raise SystemExit
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "History", die)
+        patch.setattr(folder, "JsonLog", die)
         with pytest.raises(SystemExit):
             run(spec, tmp_path / "cut")
     assert not (tmp_path / "cut" / "history.jsonl").exists()

@@ -9,12 +9,12 @@ import sys
 import pytest
 
 import fedspan
-from fedspan.core import registry
+from fedspan.core import catalog, registry
 from fedspan.core.namespace import listed
 
 NAMESPACES = {
     kind: ".".join(folder.split(".")[:2])
-    for kind, (_, folder) in registry.KINDS.items()
+    for kind, folder in catalog.FOLDERS.items()
     if kind != "task"
 }
 

@@ -15,7 +15,6 @@ from test_run_command import main
 from torch import nn
 
 import fedspan
-from conftest import RUN, SMALL, advance, small, start
 from fedspan.compressors import QSGD, TopK
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
@@ -23,6 +22,7 @@ from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 from fedspan.projectors import Cycle, Gaussian
 from fedspan.uplinks import Code
+from support.loops import RUN, SMALL, advance, small, start
 
 ROOT = Path(__file__).parents[2]
 WHOLE = (ROOT / "examples" / "new_method.py").read_text("utf-8")
@@ -42,7 +42,7 @@ def forgotten() -> Iterator[None]:
 MISTAKES = {
     "abstract": (
         WHOLE.replace(SERVER_STEP, ""),
-        ", line 23: the method FedProx lacks server_step, which every method needs",
+        " in line 23 of mine.py: the method FedProx lacks server_step, which every method needs",
     ),
     "register": (
         WHOLE.replace("@fedspan.register\n", ""),
@@ -53,10 +53,10 @@ MISTAKES = {
         "registers nothing: it has no class that derives from one of Method, Projector",
     ),
     "command": ("def command() -> None: ...\n", "registers nothing: a plugin cannot add a command"),
-    "syntax": ("def f(:\n", ", line 1: SyntaxError: invalid syntax"),
+    "syntax": ("def f(:\n", " in line 1 of mine.py: SyntaxError: invalid syntax"),
     "import": (
         "import fedspan\nimport nowhere_to_be_found\n",
-        ", line 2: ModuleNotFoundError: No module named 'nowhere",
+        " in line 2 of mine.py: ModuleNotFoundError: No module named 'nowhere",
     ),
     "dataclass": (
         WHOLE.replace(
@@ -68,11 +68,11 @@ MISTAKES = {
         WHOLE.replace("mu: float", "spans_run: bool = True\n    mu: float"),
         "the setting 'spans_run' of FedProx hides what LocalSteps has under this name; rename the setting",
     ),
-    "exit": ("import sys\n\nsys.exit(0)\n", "line 3: it ends Python; remove `exit`"),
-    "two lines": ("raise RuntimeError('a\\nb')\n", "line 1: RuntimeError: a b"),
+    "exit": ("import sys\n\nsys.exit(0)\n", "line 3 of mine.py: it ends Python; remove `exit`"),
+    "two lines": ("raise RuntimeError('a\\nb')\n", "line 1 of mine.py: RuntimeError: a b"),
     "base": (
         "import fedspan\n\n@fedspan.register\nclass A: ...\n",
-        "line 3: A cannot be registered; derive it from one of",
+        "line 3 of mine.py: A cannot be registered; derive it from one of",
     ),
 }
 

@@ -19,8 +19,6 @@ from settings import ROUNDS, spec_table
 
 import fedspan
 from fedspan.api.step_size import built
-from fedspan.checks.bench import Scripted, advance
-from fedspan.checks.channel import LocalChannel, agree, ids_of
 from fedspan.core.config import Engine
 from fedspan.core.spec import Spec
 from fedspan.core.tables import describe
@@ -29,6 +27,8 @@ from fedspan.engine.simulator import Simulator
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
+from support.channel import LocalChannel, agree, ids_of
+from support.loops import Scripted, advance
 
 Line = dict[str, Any]
 NUMBERS = itertools.count()

@@ -17,7 +17,7 @@ from fedspan.data import datasets as _datasets
 
 def have(name: str) -> Any:
     """The full data set, for slow tests."""
-    if not sets.here(name):
+    if not sets.find(name).here():
         pytest.skip(f"{name} is not here; {sets.find(name).command}")
     return _datasets.load(name)
 
@@ -120,7 +120,7 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         Natural().split(np.arange(3))
     with pytest.raises(SpecError, match="has 2 natural clients"):
         Natural(clients=3).split(np.arange(3), owners=np.array([0, 1, 1]))
-    with pytest.raises(DataError, match="unknown data set 'cifar'"):
+    with pytest.raises(SpecError, match=r"`data set` must be one of cifar10, .* got 'cifar'"):
         _datasets.load("cifar")
     monkeypatch.setenv("FEDSPAN_DATA", "no/such/place")
     with pytest.raises(DataError, match="run `fedspan data get mnist` first"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import runpy
 import sys
@@ -13,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Server, mnist, questions, served, serving
 
 import fedspan
 from fedspan.cli import app as cli
 from fedspan.core.errors import DataError, FedspanError
 from fedspan.data import sets, store
 from fedspan.data.sets import DataSet
+from support.served import Server, mnist, questions, served, serving
 
 DOWNLOADED = [name for name in sets.names() if sets.find(name).files and name != "tcga_brca"]
 
@@ -32,7 +31,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def known(monkeypatch: pytest.MonkeyPatch, found: DataSet) -> None:
     """Put a data set in the place of that of its name."""
-    monkeypatch.setattr(importlib.import_module(f"fedspan.data.sets.{found.name}"), "SET", found)
+    find = sets.find
+    monkeypatch.setattr(sets, "find", lambda name: found if name == found.name else find(name))
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
@@ -90,7 +90,7 @@ def test_a_wrong_file_is_refused_and_the_message_says_what_to_do(server: Server)
         sets.get(found)
     assert "\n" not in str(told.value)
     assert "run `fedspan data get banking77` again" in str(told.value)
-    assert not sets.here("banking77")
+    assert not sets.find("banking77").here()
     assert [path for path, _ in server.asked].count(
         "/banking77/test.csv"
     ) == 1  # again it would be the same
@@ -109,7 +109,7 @@ def test_a_server_that_sends_without_end_is_left(server: Server) -> None:
 def test_missing_files_are_all_named_and_fetched_by_hand(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known(monkeypatch, dataclasses.replace(served(server, "mnist", mnist()), hub=None))
+    known(monkeypatch, dataclasses.replace(served(server, "mnist", mnist()), hub=""))
     gone, server.files = server.files, {}
     assert command(monkeypatch, "data", "get", "mnist") == 2
     told = capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_without_a_network_one_line_says_what_to_fetch_and_where_to_put_it(
 ) -> None:
     for proxy in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")  # nobody listens
-    known(monkeypatch, dataclasses.replace(sets.find(name), hub=None))
+    known(monkeypatch, dataclasses.replace(sets.find(name), hub=""))
     assert command(monkeypatch, "data", "get", name) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
@@ -176,7 +176,7 @@ def test_contents_that_are_not_the_known_ones_are_refused(server: Server) -> Non
         DataError, match=r"has the SHA-256 .*run `fedspan data get banking77` again"
     ):
         sets.get(found)
-    assert not sets.here("banking77")  # what was downloaded is gone
+    assert not sets.find("banking77").here()  # what was downloaded is gone
 
 
 def test_files_that_cannot_be_converted(server: Server) -> None:
@@ -189,7 +189,7 @@ def test_files_that_cannot_be_converted(server: Server) -> None:
     ) as told:
         sets.get(found)
     assert "\n" not in str(told.value)
-    assert not sets.here("shakespeare")
+    assert not sets.find("shakespeare").here()
     place = store.folder() / "shakespeare/plays.tar.gz"
     place.write_bytes(b"<html>please sign in</html>")
     with pytest.raises(

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import Server, idx, mnist, questions, served, serving
 
 import fedspan
 from fedspan.cli import app as cli
 from fedspan.core.errors import DataError
 from fedspan.data import sets, store
+from support.served import Server, idx, mnist, questions, served, serving
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_writers_of_other_digits_are_refused(server: Server) -> None:
     files = mnist() | {"mnist/qmnist-train-labels-idx2-int.gz": idx(np.full((12, 8), 99), 12)}
     with pytest.raises(DataError, match="labels of QMNIST are not those of MNIST"):
         sets.get(served(server, "mnist", files))
-    assert not sets.made("mnist")
+    assert not sets.find("mnist").places()
 
 
 def test_fashion_mnist(server: Server) -> None:
@@ -99,6 +99,7 @@ def test_shakespeare_by_role(server: Server) -> None:
 @pytest.fixture
 def llama(server: Server) -> Path:
     """The directory of a small Llama, made of files in the format of llama2.c."""
+    pytest.importorskip("tokenizers")
     dim, hidden, layers, heads, kv, vocab = 8, 12, 2, 2, 1, 262
     shapes = [
         (vocab, dim),
@@ -317,7 +318,7 @@ def test_patients_of_flamby(server: Server) -> None:
     for name, data in files.items():
         (store.folder() / name).parent.mkdir(parents=True, exist_ok=True)
         (store.folder() / name).write_bytes(data)
-    ((_, made),) = found.convert({name: store.folder() / name for name in files}).items()
+    ((_, made),) = found.convert({name: store.folder() / name for name in files}, None).items()
     store.write(store.folder() / found.made[0], made)
     train, test = fedspan.data.tcga_brca()
     assert (train.x.tolist(), train.y.tolist(), train.owner.tolist()) == (

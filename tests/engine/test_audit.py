@@ -16,32 +16,22 @@ import torch
 from attacks import filled, hostile
 
 import fedspan
-from conftest import RUN, Interrupt
 from fedspan.cli import app as cli
 from fedspan.core import json_log
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError
-from fedspan.core.json_log import LONG, lines_text, read_lines, read_table, write_table
-from fedspan.engine.audit import numbers, ranges, trails
+from fedspan.core.json_log import lines_text, read_lines, read_table, write_table
+from fedspan.engine.audit import COUNTED, MISSED, Trail, numbers, ranges, read_record
 from fedspan.engine.loop import cohort_of
+from support.files import write_key
+from support.loops import RUN, Interrupt
 
 pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
 )
-from cryptography.hazmat.primitives import serialization as pem
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 SPEC = RUN | {"rounds": 12, "eval_every": 3}
-
-
-def write_key(path: Path, key: Any = None) -> Path:
-    key = key or ed25519.Ed25519PrivateKey.generate()
-    path.write_bytes(
-        key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
-    )
-    public = key.public_key().public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
-    path.with_suffix(".pub").write_bytes(public)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +60,18 @@ def audit(*words: object) -> tuple[int, str]:
     return int(end.value.code or 0), told.getvalue()
 
 
+def trails(run_dir: Path) -> list[Trail]:
+    found, _, wrong = read_record(run_dir)
+    assert not wrong
+    return found
+
+
 def test_the_command_tells_who_took_part(finished: Path) -> None:
     code, told = audit(finished / "run", "--key", finished / "sign.pub")
     assert code == 0, told
     assert "finished after 12 rounds" in told
     assert "replies: 71 counted, 1 not" in told
     assert "events: left out 1" in told
-    assert "as in provenance.json" in told
     assert "signed by key" in told
     assert "the record is as it was written" in told
     code, told = audit(finished / "run", "--client", 2)
@@ -86,13 +81,13 @@ def test_the_command_tells_who_took_part(finished: Path) -> None:
 
 def test_the_trail_is_what_happened(finished: Path) -> None:
     (trail,) = trails(finished / "run")
-    for t, clients in trail.rounds.items():
+    for t, clients in trail.of_kind(COUNTED).items():
         drawn = cohort_of((0,), 7, 6, t).tolist()[0]
         assert clients == sorted(set(drawn) - ({2} if t == 7 else set()))
-    assert sorted(trail.rounds) == list(range(12))
+    assert sorted(trail.of_kind(COUNTED)) == list(range(12))
     last = fedspan.load(finished / "run").history[-1]
     assert (trail.up_bytes, trail.down_bytes) == (last["up_bytes"], last["down_bytes"])
-    assert trail.evaluated["loss"] == last["loss"]
+    assert trail.last["loss"] == last["loss"]
 
 
 def changed(path: Path, change: Callable[[list[str]], list[str]]) -> None:
@@ -100,16 +95,14 @@ def changed(path: Path, change: Callable[[list[str]], list[str]]) -> None:
 
 
 def edited(lines: list[str]) -> list[str]:
-    assert '"2-' in lines[3] or "2" in lines[3]
-    return [*lines[:3], lines[3].replace('"rounds": [', '"rounds": [1'), *lines[4:]]
+    return [*lines[:3], lines[3].replace('"events": [[', '"events": [[1'), *lines[4:]]
 
 
 def resealed(lines: list[str]) -> list[str]:
     """Somebody who knows the format: a line is changed, and all hashes after it are made again."""
     plain = [{k: v for k, v in json.loads(line).items() if k != "checksum"} for line in lines]
-    plain[3].pop("not_counted", None)
-    plain[3]["counted"][0] = "0-6"
-    return lines_text(plain, size=LONG)[0].decode().splitlines(keepends=True)
+    plain[3]["events"][0][2] = "0-6"
+    return lines_text(plain)[0].decode().splitlines(keepends=True)
 
 
 def sealed(change: Callable[[list[Any]], list[Any]]) -> Callable[[list[str]], list[str]]:
@@ -117,7 +110,7 @@ def sealed(change: Callable[[list[Any]], list[Any]]) -> Callable[[list[str]], li
 
     def made(lines: list[str]) -> list[str]:
         plain = [{k: v for k, v in json.loads(line).items() if k != "checksum"} for line in lines]
-        return lines_text(change(plain), size=LONG)[0].decode().splitlines(keepends=True)
+        return lines_text(change(plain))[0].decode().splitlines(keepends=True)
 
     return made
 
@@ -129,13 +122,13 @@ def sealed(change: Callable[[list[Any]], list[Any]]) -> Callable[[list[str]], li
         (lambda lines: [*lines[:2], *lines[3:]], "line 3 of"),  # removed
         (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "line 2 of"),  # moved
         (lambda lines: lines[1:], "line 1 of"),
-        (lambda lines: lines[:-1], "holds another last hash"),  # cut off
-        (lambda lines: [*lines, lines[-1]], "line 8 of"),  # repeated
+        (lambda lines: lines[:-1], "audit.jsonl' was changed after the run"),  # cut off
+        (lambda lines: [*lines, lines[-1]], "line 7 of"),  # repeated
         (lambda lines: [], "does not begin with the line of a run"),
-        (resealed, "provenance.json holds another last hash"),
+        (resealed, "audit.jsonl' was changed after the run"),
         (
             sealed(lambda lines: [*lines, {"time": "later"}]),
-            "provenance.json holds another last hash",
+            "audit.jsonl' was changed after the run",
         ),
         (sealed(lambda lines: lines[1:]), "does not begin with the line of a run"),
     ],
@@ -163,38 +156,34 @@ def test_a_changed_trail_shows(change: Any, words: str, copy: Path) -> None:
 def test_a_removed_trail_shows(copy: Path) -> None:
     (copy / "audit.jsonl").unlink()
     code, told = audit(copy)
-    assert code
-    assert "was removed" in told
-    (copy / "provenance.json").unlink()
-    assert "was removed" in audit(copy)[1]
+    assert code == 1
+    assert "audit.jsonl' is missing" in told
 
 
 def test_a_removed_card_shows(copy: Path) -> None:
-    (copy / "provenance.json").unlink()
+    (copy / "result.json").unlink()
     code, told = audit(copy)
     assert code == 1
-    assert "is missing, although the run has ended" in told
-    changed(copy / "audit.jsonl", resealed)  # the other file that holds the last hash
-    assert "result.json holds another last hash" in audit(copy)[1]
+    assert "result.json' is missing, although the run has ended" in told
 
 
 def reseal_card(copy: Path, **changes: Any) -> None:
     """The card with other contents and a right checksum, which is no secret."""
-    write_table(copy / "provenance.json", read_table(copy / "provenance.json") | changes)
+    write_table(copy / "result.json", read_table(copy / "result.json") | changes)
 
 
 def test_a_changed_card_shows_unless_it_is_signed_again(
     copy: Path, finished: Path, tmp_path: Path
 ) -> None:
-    text = (copy / "provenance.json").read_text()
-    (copy / "provenance.json").write_text(text.replace('"seed": 0', '"seed": 1', 1))
-    assert "is damaged; it was changed after the run" in audit(copy)[1]
-    (copy / "provenance.json").write_text(text)
-    reseal_card(copy, seed=1)
+    text = (copy / "result.json").read_text()
+    (copy / "result.json").write_text(text.replace('"rounds": 12', '"rounds": 13', 1))
+    assert "result.json' is damaged" in audit(copy)[1]
+    (copy / "result.json").write_text(text)
+    reseal_card(copy, rounds=13)
     code, told = audit(copy)
     assert code == 1
     assert "the signature of" in told
-    card = read_table(copy / "provenance.json")  # signed by somebody else: only the known key tells
+    card = read_table(copy / "result.json")  # signed by somebody else: only the known key tells
     other = ed25519.Ed25519PrivateKey.generate()
     signed = json.dumps(
         {k: v for k, v in card.items() if k != "signature"}, sort_keys=True
@@ -206,7 +195,7 @@ def test_a_changed_card_shows_unless_it_is_signed_again(
     assert code == 1
     assert "not signed by the key" in told
     card.pop("signature")
-    write_table(copy / "provenance.json", card)
+    write_table(copy / "result.json", card)
     assert audit(copy, "--key", finished / "sign.pub")[0] == 1
 
 
@@ -216,12 +205,12 @@ def test_another_model_shows(copy: Path) -> None:
     (copy / "model.safetensors").write_bytes(raw)
     code, told = audit(copy)
     assert code == 1
-    assert "is not the model of the card" in told
+    assert "model.safetensors' was changed after the run" in told
 
 
 def test_without_a_key_the_card_is_not_signed(tmp_path: Path) -> None:
     fedspan.run(SPEC, tmp_path, progress=False)
-    assert "signature" not in read_table(tmp_path / "provenance.json")
+    assert "signature" not in read_table(tmp_path / "result.json")
     assert "not signed" in audit(tmp_path)[1]
 
 
@@ -247,10 +236,9 @@ def test_an_interrupted_run_goes_on_with_one_chain(tmp_path: Path) -> None:
     code, told = audit(out)
     assert code == 0, told
     assert "not finished after 7 rounds" in told
-    assert "as in checkpoint.safetensors" in told
     lines = (out / "audit.jsonl").read_bytes()
     (out / "audit.jsonl").write_bytes(b"".join(lines.splitlines(keepends=True)[:-1]))
-    assert "checkpoint.safetensors holds another last hash" in audit(out)[1]
+    assert "audit.jsonl' is missing or of another run" in audit(out)[1]
     (out / "audit.jsonl").write_bytes(lines + b'{"time": "cut sh')  # killed while it wrote
     assert audit(out)[0] == 0
     fedspan.run(SPEC, out, resume=True, progress=False)
@@ -258,7 +246,7 @@ def test_an_interrupted_run_goes_on_with_one_chain(tmp_path: Path) -> None:
     assert code == 0, told
     assert "resumed at round 7" in told
     (trail,) = trails(out)
-    assert trail.rounds == {t: sorted(cohort_of((0,), 7, 3, t)[0]) for t in range(12)}
+    assert trail.of_kind(COUNTED) == {t: sorted(cohort_of((0,), 7, 3, t)[0]) for t in range(12)}
 
 
 def test_a_trail_that_was_changed_before_a_resume_stays_changed(tmp_path: Path) -> None:
@@ -288,12 +276,12 @@ def test_a_killed_run_keeps_its_chain(tmp_path: Path) -> None:
     """It ends after lines that no checkpoint covers."""
     with pytest.raises(Killed):
         fedspan.run(SPEC, tmp_path / "run", callbacks=[Kill()], progress=False)
-    assert len(read_lines(tmp_path / "run" / "audit.jsonl", LONG)[0]) == 5
+    assert len(read_lines(tmp_path / "run" / "audit.jsonl")[0]) == 4
     assert audit(tmp_path / "run")[0] == 0
     fedspan.run(SPEC, tmp_path / "run", resume=True, progress=False)
     assert audit(tmp_path / "run")[0] == 0
     (trail,) = trails(tmp_path / "run")
-    assert sorted(trail.rounds) == list(range(12))
+    assert sorted(trail.of_kind(COUNTED)) == list(range(12))
 
 
 def test_every_seed_has_its_trail(tmp_path: Path) -> None:
@@ -310,14 +298,14 @@ def test_every_seed_has_its_trail(tmp_path: Path) -> None:
     bytes_of = set()
     for seed, trail in enumerate(trails(tmp_path)):
         drawn = {t: set(cohort_of((seed,), 7, 4, t)[0].tolist()) for t in range(12)}
-        assert {t: drawn[t] - set(clients) for t, clients in trail.rounds.items()} == {
-            t: set(trail.not_counted.get(t, ())) for t in range(12)
+        assert {t: drawn[t] - set(clients) for t, clients in trail.of_kind(COUNTED).items()} == {
+            t: set(trail.of_kind(MISSED).get(t, ())) for t in range(12)
         }
-        assert trail.not_counted
+        assert trail.of_kind(MISSED)
         last = fedspan.load(tmp_path / f"seed-{seed}").history[-1]
         bytes_of.add(trail.down_bytes)
         assert (trail.up_bytes, trail.down_bytes) == (last["up_bytes"], last["down_bytes"])
-        assert trail.evaluated["loss"] == last["loss"]
+        assert trail.last["loss"] == last["loss"]
     assert len(bytes_of) == 2
     code, told = audit(tmp_path)
     assert code == 0, told
@@ -359,17 +347,15 @@ def test_lines_are_written_with_evaluations_only(
         json_log, "append", lambda path, data: (written.append(path), honest(path, data))
     )
     fedspan.run(SPEC, tmp_path / "run", progress=False)
-    assert sum(path.name == "audit.jsonl" for path in written) == 5 + 1  # evaluations, and the end
+    assert sum(path.name == "audit.jsonl" for path in written) == 4 + 1  # evaluations, and the end
     assert torch.isfinite(torch.tensor(fedspan.load(tmp_path / "run").history[-1]["loss"]))
 
 
-def test_a_line_holds_no_more_than_so_many_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedspan.engine.audit.MOST", 5)
-    fedspan.run(SPEC | {"eval_every": 12}, tmp_path, progress=False)
-    lines = read_lines(tmp_path / "audit.jsonl", LONG)[0]
-    assert [line["rounds"] for line in lines if "rounds" in line] == [[0, 4], [5, 9], [10, 11]]
+def test_a_line_holds_no_more_than_so_many_rounds(tmp_path: Path) -> None:
+    fedspan.run(SPEC | {"rounds": 1030, "eval_every": 2000}, tmp_path, progress=False)
+    lines = read_lines(tmp_path / "audit.jsonl")[0]
+    rounds = [[event[0] for event in line["events"]] for line in lines if "events" in line]
+    assert rounds == [list(range(1024)), list(range(1024, 1030))]
 
 
 def test_the_card_names_the_round_of_the_model_and_epsilon(tmp_path: Path) -> None:
@@ -377,9 +363,9 @@ def test_the_card_names_the_round_of_the_model_and_epsilon(tmp_path: Path) -> No
     result = fedspan.run(
         SPEC | private | {"callbacks": [{"name": "keep_best"}]}, tmp_path, progress=False
     )
-    card = read_table(tmp_path / "provenance.json")
+    card = read_table(tmp_path / "result.json")
     assert card["rounds"] == 12
     assert (
-        card["model_round"] == result.model_rounds[0] < 12
+        card["model_rounds"]["0"] == result.model_rounds[0] < 12
     )  # with so much noise the last model is not the best
-    assert card["epsilon"] == result.history[-1]["epsilon"] > 0
+    assert card["metrics"][0]["epsilon"] == result.history[-1]["epsilon"] > 0

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import Interrupt
 from fedspan.api import step_size
 from fedspan.api.fit import spec_of
 from fedspan.core.json_log import lines_text, read_table, write_table
+from support.loops import Interrupt
 
 
 def data(seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -368,7 +368,7 @@ OUTCOMES: list[dict[str, Any]] = [
     {"seeds": 3}, {"seeds": ["a"]}, {"seeds": [0, 1]}, {"seeds": [4]}, {"statuses": 3}, {"statuses": [3]},
     {"statuses": ["a"]},
     {"files": []}, {"files": {"history.jsonl": 3}}, {"model_rounds": 3}, {"model_rounds": {"0": "a"}},
-    {"model_rounds": {"7": 1}}, {"decisions": 3}, {"identity": 3}, {"audit": 3},
+    {"model_rounds": {"7": 1}}, {"decisions": 3}, {"identity": 3}, {"signature": 3},
 ]  # fmt: skip
 
 
@@ -378,7 +378,6 @@ def test_a_forged_result_with_a_right_checksum_is_refused(
 ) -> None:
     fit(tmp_path)
     path = tmp_path / "result.json"
-    (tmp_path / "provenance.json").unlink()  # which names its hash
     write_table(path, read_table(path) | change)
     with pytest.raises(fedspan.FedspanError, match="damaged") as error:
         fedspan.load(tmp_path)

@@ -20,7 +20,7 @@ from fedspan.core.round import Round
 from fedspan.costs.dry_run import Live
 from fedspan.downlinks import changes
 from fedspan.drifts import Controls
-from fedspan.engine import loop, states
+from fedspan.engine import loop
 from fedspan.methods import SSF, FedAvg, Scaffold
 from fedspan.nn import problem as nn_problem
 from fedspan.nn.client_data import as_client_data
@@ -28,7 +28,7 @@ from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.optimizers import SGD
 from fedspan.replies import chain
-from fedspan.replies.running_mean import RunningMean
+from fedspan.replies.running_mean import Gathered
 
 KNOWN: dict[str, Any] = {"lr": 0.05, "local_steps": 2}
 
@@ -37,7 +37,6 @@ def as_large(patch: pytest.MonkeyPatch) -> None:
     """Treats every model as a large one."""
     patch.setattr(chain, "LARGE", 0)
     patch.setattr(loop, "LARGE", 0)
-    patch.setattr(states, "LARGE", 0)
     patch.setattr(changes, "LARGE_LOG", 0)
     patch.setattr(nn_problem, "LARGE", 0)
 
@@ -77,7 +76,7 @@ def test_mean_of_replies_as_they_arrive_is_that_of_all_of_them(cohort: int, weig
     weights = torch.rand(1, cohort, 1) if weighted else None
     ids = np.arange(cohort)[None]
     rnd = Round(0, (0,), cohort, layout, ids, np.full_like(ids, -1), weights)
-    dy, mean = torch.randn(1, cohort, size), RunningMean(rnd)
+    dy, mean = torch.randn(1, cohort, size), Gathered(rnd, running=True)
     for place in range(cohort):
         mean.add(place, Bundle(v=dy[:, place : place + 1].clone()))
     assert torch.equal(rnd.mean(mean.reply().v), rnd.mean(dy))
@@ -88,7 +87,7 @@ def test_the_mean_without_a_reply_that_was_left_out(weighted: bool) -> None:
     ids, places = np.arange(5)[None], np.array([0, 1, 3, 4])
     weights = torch.rand(1, 5, 1) if weighted else None
     rnd = Round(0, (0,), 5, Layout((Block("w", (70,)),)), ids, np.full_like(ids, -1), weights)
-    dy, mean = torch.randn(1, 5, 70), RunningMean(rnd)
+    dy, mean = torch.randn(1, 5, 70), Gathered(rnd, running=True)
     for place in places:
         mean.add(int(place), Bundle(v=dy[:, place : place + 1].clone()))
     torch.testing.assert_close(mean.reply().v, rnd.subset(places).mean(dy[:, places]))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_faults import damage
 from torch import nn
 
 import fedspan
@@ -15,6 +14,7 @@ from fedspan.core.errors import FedspanError, SpecError
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.provenance import CLIENTS as NAME
 from fedspan.methods import FedAvg
+from support.files import damage
 
 X = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
 Y = X[:, :4].argmax(1)
@@ -141,6 +141,11 @@ def test_a_damaged_table_is_refused(how: str, tmp_path: Path) -> None:
         file.write_bytes((tmp_path / "other" / NAME).read_bytes())
     else:
         damage(file, how)
+    if how == "double":  # lines after those of the checkpoint do no harm
+        whole = fit(eval_clients_every=1)
+        again = fit(eval_clients_every=1, run_dir=tmp_path / "run", resume=True)
+        assert list(again.per_client) == list(whole.per_client)
+        return
     with pytest.raises(
         FedspanError, match=r"per_client.jsonl' is (missing|of another|damaged)"
     ) as refused:

@@ -16,21 +16,22 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import GAUSSIAN, advance, build, small
 from fedspan.core import checkpoint
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import CheckpointError
 from fedspan.core.partition import fill_empty
-from fedspan.data.partitions import Classes, Natural
+from fedspan.data import Classes, Natural
 from fedspan.engine.loop import EVENTS_KEPT, Loop
 from fedspan.engine.provenance import CHECKPOINT
-from fedspan.engine.run_dir import _Files
+from fedspan.engine.run_dir import RunFiles
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory
 from fedspan.methods import SSF
 from fedspan.replies.chain import Event, Replies, in_words
 from fedspan.tasks.custom import Custom
 from fedspan.tasks.regression import Regression
+from support.loops import advance, small
+from support.methods import GAUSSIAN, build
 
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
 MANY = 300
@@ -141,8 +142,8 @@ def test_a_checkpoint_does_not_grow_with_the_rounds(
         "method": method,
         "task": task,
     }
-    sizes, arrays, ends, counts, save = [], [], list[int](), list[int](), _Files.save
-    monkeypatch.setattr(_Files, "save", lambda files: counts.append(calls(lambda: save(files))))
+    sizes, arrays, ends, counts, save = [], [], list[int](), list[int](), RunFiles.save
+    monkeypatch.setattr(RunFiles, "save", lambda files: counts.append(calls(lambda: save(files))))
     for rounds in (few, many):
         out = tmp_path / f"{rounds}"
         fedspan.run(spec | {"rounds": rounds}, out, keep_checkpoint=True, progress=False)
@@ -182,7 +183,7 @@ def test_a_history_that_the_checkpoint_does_not_know_is_refused(tmp_path: Path) 
     path = tmp_path / "history.jsonl"
     path.write_text(path.read_text().replace('"round": 3', '"round": 2'))
     (tmp_path / "result.json").unlink()
-    with pytest.raises(CheckpointError, match=r"history\.jsonl' is missing or damaged"):
+    with pytest.raises(CheckpointError, match=r"line 5 of .*history\.jsonl' is damaged"):
         fedspan.run(spec | {"rounds": 8}, tmp_path, resume=True, progress=False)
 
 

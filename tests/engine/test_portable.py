@@ -90,7 +90,7 @@ with lock_dir(place / "run"):
     found["lock"] = refused(SpecError, lambda: fit(run_dir=place / "run"))
 fit(run_dir=place / "run")
 found["left"] = sorted(path.name for path in place.iterdir())
-with live.serve([place / "run"], None, "", 0) as server:
+with live.Server([place / "run"], None, "", 0) as server:
     found["reuses its port"] = server.socket.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
 
 with (place / "run" / "spec.toml").open("rb") as reader:  # as a page that follows the run
@@ -155,7 +155,7 @@ def test_runs_have_the_same_bits(tmp_path: Path) -> None:
     killed = start(tmp_path / "other", KILLED)
     assert killed.communicate(timeout=300)[0] == ""
     assert killed.returncode == 9
-    assert list((tmp_path / "other" / "states").glob("*.journal-*"))
+    assert list((tmp_path / "other" / "states").glob("*.states"))
     other, errors = found_by(start(tmp_path / "other", RUNS))
     for what, values in found_by(posix)[0].items():
         assert other[what] == values, what

@@ -13,20 +13,21 @@ import torch
 from attacks import filled, hostile, times
 
 import fedspan
-from conftest import METHODS, RUN, advance, build, small
-from fedspan.checks.bench import Scripted, same, tensors
-from fedspan.checks.channel import LocalChannel, remote
+from fedspan.checks.bench import same, tensors
 from fedspan.core.bundle import Bundle
 from fedspan.core.config import Engine, Participation
+from fedspan.core.errors import SpecError
+from fedspan.core.round import Round
 from fedspan.engine import loop as loops
-from fedspan.engine import simulator, states
+from fedspan.engine import simulator
 from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.messages import RoundMessage
 from fedspan.replies import chain as chains
-from fedspan.replies import screen as screening
-from fedspan.replies.chain import Chain
-from fedspan.replies.screen import Screen, norms
+from fedspan.replies.chain import Chain, norms_of
+from support.channel import LocalChannel, remote
+from support.loops import RUN, Scripted, advance, small
+from support.methods import METHODS, build
 
 HUGE = filled(3e38)
 CODED = [
@@ -116,33 +117,47 @@ def test_every_way_of_simulating_leaves_the_same_reply_out(simulate: Any) -> Non
     assert math.isfinite(result.history[-1]["loss"])
 
 
+def screening() -> Chain:
+    return Chain(build("fedavg"), Participation(screen=100.0))
+
+
+def round_of(count: int) -> Round:
+    ids = np.arange(count)[None]
+    return Round(0, (0,), count, small().layout, ids, np.full_like(ids, -1))
+
+
+def compared(chain: Chain, norms: list[float]) -> list[int]:
+    """The places of those of a round's replies that are left out."""
+    return [place for place, _ in chain.compared([[norms]], round_of(len(norms)))]
+
+
 def test_buffers_are_screened_too() -> None:
-    screen = Screen(100.0)
+    chain = screening()
     ordinary, huge = torch.ones(1, 5, 4), torch.ones(1, 5, 4)
     huge[0, 3] = 3e38
-    assert not screen.outliers(Bundle(v=ordinary), ordinary)
-    (one,) = screen.outliers(Bundle(v=ordinary), huge)
-    assert (one.run, one.place) == (0, 3)
-    assert "norm of its buffers, 6e+38, is 3e+38 times the median, 2" in one.why
+    assert not chain.screened(Bundle(v=ordinary), ordinary, round_of(5))
+    ((place, event),) = chain.screened(Bundle(v=ordinary), huge, round_of(5))
+    assert (place, event.client) == (3, 3)
+    assert "norm of its buffers, 6e+38, is 3e+38 times the median, 2" in event.text
 
 
 def test_what_is_usual_is_the_largest_median_so_far() -> None:
     """Late in a run most replies are almost zero; an honest client that still learns is not left out."""
-    screen = Screen(100.0)
-    assert not screen.judge([[1.0, 2.0, 3.0, 50.0]])
-    assert not screen.judge([[1e-9, 1e-9, 1e-9, 150.0]])
-    assert [one.place for one in screen.judge([[1e-9, 1e-9, 250.0]])] == [2]
-    assert screen.judge([[250.0]])  # one reply alone is compared with what was usual before
-    assert not Screen(100.0).judge([[1.0, 1e9]])  # of two, nobody knows which one is wrong
-    assert not Screen(100.0).judge([[0.0, 0.0, 0.0, 1.0]])
+    chain = screening()
+    assert not compared(chain, [1.0, 2.0, 3.0, 50.0])
+    assert not compared(chain, [1e-9, 1e-9, 1e-9, 150.0])
+    assert compared(chain, [1e-9, 1e-9, 250.0]) == [2]
+    assert compared(chain, [250.0])  # one reply alone is compared with what was usual before
+    assert not compared(screening(), [1.0, 1e9])  # of two, nobody knows which one is wrong
+    assert not compared(screening(), [0.0, 0.0, 0.0, 1.0])
 
 
 def test_divergence_is_no_lie_and_still_shows() -> None:
-    screen = Screen(100.0)
-    screen.judge([[1.0, 2.0, 3.0]])
-    assert not screen.judge([[1.0, math.inf, math.nan]])
-    assert not screen.judge([[math.inf] * 3])
-    assert screen.usual[0] == [2.0]
+    chain = screening()
+    compared(chain, [1.0, 2.0, 3.0])
+    assert not compared(chain, [1.0, math.inf, math.nan])
+    assert not compared(chain, [math.inf] * 3)
+    assert chain.usual[0] == [2.0]
     with pytest.warns(UserWarning, match="diverged at round"):
         result = fedspan.run(
             RUN | {"method": {"name": "fedavg", "lr": 1e6, "local_steps": 3}}, progress=False
@@ -174,7 +189,7 @@ def test_replies_of_large_models_are_screened_as_they_come(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what was usual in earlier rounds; where the state was overwritten in place, the client starts again."""
-    for module in (chains, loops, states):
+    for module in (chains, loops):
         monkeypatch.setattr(module, "LARGE", 0)
     torch.manual_seed(0)
     model, data = (
@@ -238,15 +253,22 @@ def test_all_parts_of_a_reply_are_measured() -> None:
     far = torch.ones(1, 5, 4)
     far[0, 3] = 1e4
     for reply in (Bundle(v=torch.ones(1, 5, 2), z=far), Bundle(v=far, z=torch.ones(1, 5, 2))):
-        assert [one.place for one in Screen(100.0).outliers(reply)] == [3]
+        assert [place for place, _ in screening().screened(reply, None, round_of(5))] == [3]
+
+
+def test_a_statistic_without_a_range_is_refused() -> None:
+    """Else nothing would keep a client from sending any number, and a secure sum would weigh it as a vector."""
+    reply = Bundle(v=torch.ones(1, 5, 2), stat_new=torch.ones(1, 5, 1))
+    with pytest.raises(SpecError, match="replies have 'stat_new'; give its ranges"):
+        screening().screened(reply, None, round_of(5))
 
 
 def test_the_norm_of_a_large_reply_is_that_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     v = torch.randn(2, 3, 1000)
     v[0, 0] *= 1e30
     v[1, 1, 7], v[1, 2, 900] = math.inf, math.nan
-    whole = torch.tensor(norms([v, v[..., :10]]))
-    monkeypatch.setattr(screening, "PIECE", 64)
+    whole = norms_of([v, v[..., :10]])
+    monkeypatch.setattr(chains, "PIECE", 64)
     torch.testing.assert_close(
-        torch.tensor(norms([v, v[..., :10]])), whole, rtol=1e-12, atol=0, equal_nan=True
+        norms_of([v, v[..., :10]]), whole, rtol=1e-12, atol=0, equal_nan=True
     )

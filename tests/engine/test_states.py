@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedspan
-from conftest import GAUSSIAN, RUN, advance, build, model, small
 from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory, OnDisk
+from support.loops import RUN, advance, model, small
+from support.methods import GAUSSIAN, build
 
 
 def loop_on(states_dir: Path | None, resume: bool = False, name: str = "ssf") -> Loop:
@@ -76,9 +77,10 @@ def test_any_order_of_writes_saves_and_crashes(
 ) -> None:
     """A model of it: after a crash the rows are those of the last save whose checkpoint was written."""
     folder, rng = tmp_path_factory.mktemp("s"), np.random.default_rng(seed)
-    first = torch.zeros(3)
+    first = torch.tensor([0.0, 1.0, 2.0])
     states = OnDisk(folder / "c.states", first, 5, resume=False)
-    now, kept = torch.zeros(5, 3), (copied(states), torch.zeros(5, 3))
+    now = first.repeat(5, 1)
+    kept = (copied(states), now.clone())
     for step in steps:
         if step == "put":
             rows = np.sort(rng.choice(5, 2, replace=False))

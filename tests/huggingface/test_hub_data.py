@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import io
 import sys
 import time
@@ -13,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from served import Server, served, serving
 
 from fedspan.cli import app as cli
 from fedspan.data import sets, store
+from support.served import Server, served, serving
 
 datasets = pytest.importorskip("datasets")
 constants = pytest.importorskip("huggingface_hub").constants
@@ -28,7 +27,12 @@ IMAGES = {
     "fashion_mnist": ("image", "label"),
     "cifar100": ("img", "fine_label"),
 }
-NAMES = [*IMAGES, "banking77"]
+HUBS = {
+    "mnist": ("ylecun/mnist", None),
+    "fashion_mnist": ("zalando-datasets/fashion_mnist", None),
+    "cifar100": ("uoft-cs/cifar100", None),
+    "banking77": ("PolyAI/banking77", "refs/convert/parquet"),
+}
 
 
 @pytest.fixture
@@ -44,13 +48,12 @@ def official(server: Server, monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     known = sets.find(name)
     places = {file.name: OFFICIAL / file.name.removeprefix("fashion-") for file in known.files}
     assert known.convert is not None
-    made = known.convert(places)
+    made = known.convert(places, None)
     small = served(server, name, {file: path.read_bytes() for file, path in places.items()})
-    hub = dataclasses.replace(
-        known.hub, files=tuple(one for one in small.files if "qmnist" in one.name)
-    )  # type: ignore[type-var]
-    small = dataclasses.replace(small, hub=hub, digest=store.digest(made))
-    monkeypatch.setattr(importlib.import_module(f"fedspan.data.sets.{name}"), "SET", small)
+    beside = tuple(one for one in small.files if "qmnist" in one.name)
+    small = dataclasses.replace(small, beside_hub=beside, digest=store.digest(made))
+    find = sets.find
+    monkeypatch.setattr(sets, "find", lambda one: small if one == name else find(one))
     return made
 
 
@@ -95,7 +98,7 @@ def get(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
     return end.value.code
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", HUBS)
 def test_the_hub_is_the_source_where_datasets_is_installed(
     name: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,9 +111,7 @@ def test_the_hub_is_the_source_where_datasets_is_installed(
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert get(monkeypatch, name) == 0
-    hub = sets.find(name).hub
-    assert hub is not None
-    assert asked == [(hub.path, hub.revision)]
+    assert asked == [HUBS[name]]
     assert all("qmnist" in path for path, _ in server.asked if path != "/")
     for file, contents in made.items():
         found = store.read(store.folder() / file)
@@ -155,7 +156,8 @@ def test_the_official_files_are_taken_where_the_hub_fails(
 def test_labels_of_qmnist_that_cannot_be_had_are_the_only_error(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    official(server, monkeypatch, "mnist")
+    made = official(server, monkeypatch, "mnist")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: on_hub("mnist", made))
     server.files = {}
     assert get(monkeypatch, "mnist") == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -12,7 +12,7 @@ import fedspan
 from fedspan.core.errors import DataError, SpecError
 from fedspan.huggingface.models import about
 from fedspan.huggingface.text_data import as_texts
-from tiny import bert, flat, llama, questions, ssf
+from support.tiny import bert, flat, llama, questions, ssf
 
 
 def test_every_form_of_the_same_texts_trains_to_the_same_weights() -> None:
@@ -88,7 +88,7 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
     "mask": (
         bert,
         SHORT | {"attention_mask": torch.ones(2, 3)},
-        "'attention_mask' is 2 × 3, 'input_ids' 2 × 4",
+        r"'attention_mask' has the shape (2, 3), 'input_ids' (2, 4)",
     ),
     "length": (
         bert,
@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[Any, Any, str]] = {
         [{"input_ids": [7], "labels": [7]}],
         "example 0 has no token to predict",
     ),
-    "labels of a class": (llama, SHORT, "'labels' is 2, 'input_ids' 2 × 4"),
+    "labels of a class": (llama, SHORT, r"'labels' has the shape (2,), 'input_ids' (2, 4)"),
     "empty": (bert, {"input_ids": [], "labels": []}, "has no examples"),
     "text": (bert, [{"input_ids": "hello", "labels": 0}], "'input_ids' is not numbers"),
     "other keys": (bert, [questions()[0], {"input_ids": [7]}], "example 1 has the keys"),

@@ -21,7 +21,7 @@ from fedspan.core.errors import SpecError
 from fedspan.metrics import Accuracy
 from fedspan.metrics._own import chosen
 from fedspan.nn.evaluate import Evaluator, by_outputs
-from fedspan.tasks._module import ModelAdapter
+from fedspan.tasks._module import Material
 
 GENERATOR = torch.Generator().manual_seed(0)
 LABELS = torch.randint(0, 4, (101,), generator=GENERATOR)
@@ -116,11 +116,9 @@ def test_concordance_counts_pairs_whose_order_is_known() -> None:
 def evaluated(
     outputs: torch.Tensor, targets: torch.Tensor, loss: Any = None, **settings: Any
 ) -> Any:
-    evaluator = ModelAdapter(nn.Identity(), Settings(device="cpu", **settings), loss).evaluator(
-        (outputs, targets)
-    )
-    assert evaluator is not None
-    return evaluator(nn.Identity())
+    own = Settings(device="cpu", **settings)
+    material = Material(nn.Identity(), loss=loss, settings=own)
+    return material.evaluator(material.read((outputs, targets), "test set"))(nn.Identity())
 
 
 def test_metrics_by_default_follow_the_targets() -> None:
@@ -150,9 +148,7 @@ def test_names_metrics_and_functions_are_taken_and_each_evaluation_starts_afresh
 
     given = ["f1_macro", Accuracy, Accuracy(), share_of_zero]
     assert list(chosen(given)) == ["f1_macro", "accuracy", "share_of_zero"]
-    test = ModelAdapter(nn.Identity(), Settings(device="cpu")).client_data(
-        (LOGITS, LABELS), "test set"
-    )
+    test = Material(nn.Identity()).read((LOGITS, LABELS), "test set")
     evaluator = Evaluator(test, by_outputs(F.cross_entropy), given, torch.device("cpu"))
     assert evaluator(nn.Identity()) == evaluator(nn.Identity())
     assert evaluator(nn.Identity())["share_of_zero"] == pytest.approx(
@@ -162,6 +158,27 @@ def test_names_metrics_and_functions_are_taken_and_each_evaluation_starts_afresh
         chosen(["acuracy"])
     with pytest.raises(SpecError, match="`metrics` must be names, metrics or functions"):
         chosen([3])
+
+
+def test_r2_of_equal_targets_is_undefined_and_says_why() -> None:
+    same = torch.ones(5)
+    assert not math.isfinite(measured("r2", SCORES[:5], same))
+    assert not math.isfinite(measured("r2", SCORES[:1], same[:1]))
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="'r2' is undefined .*it needs targets that differ"):
+        fedspan.fit(
+            nn.Linear(3, 1), [(x, x[:, :1])], F.mse_loss, rounds=1, test=(x, torch.ones(20, 1)),
+            method={"name": "fedavg", "lr": 0.1}, metrics=["r2"], progress=False,
+        )  # fmt: skip
+
+
+def test_the_order_and_size_of_batches_change_no_label_metric() -> None:
+    """What is kept of two parts is that of the whole."""
+    for name in ("accuracy", "f1_macro", "auroc", "average_precision"):
+        whole = measured(name, LOGITS, LABELS, 101)
+        assert {measured(name, LOGITS, LABELS, batch) for batch in (1, 17, 50)} == {whole}
+        back = measured(name, LOGITS.flip(0), LABELS.flip(0), 17)
+        assert back == pytest.approx(whole, rel=1e-12)
 
 
 def test_targets_that_a_metric_cannot_use_are_named() -> None:

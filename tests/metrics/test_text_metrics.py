@@ -14,13 +14,13 @@ from fedspan.core.config import Settings
 from fedspan.huggingface import text_data
 from fedspan.huggingface.models import about, own_loss
 from fedspan.huggingface.text_data import as_texts
-from fedspan.tasks._module import ModelAdapter
-from tiny import MODELS, bert, lines, llama, questions
+from fedspan.tasks._module import Material
+from support.tiny import MODELS, bert, lines, llama, questions
 
 
 def evaluated(model: Any, rows: Any) -> Any:
-    evaluator = ModelAdapter(model, Settings(device="cpu")).evaluator(rows)
-    assert evaluator is not None
+    material = Material(model, settings=Settings(device="cpu"))
+    evaluator = material.evaluator(material.read(rows, "test set"))
     with torch.inference_mode():
         return evaluator(model)
 

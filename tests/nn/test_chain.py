@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedspan.core.config import Engine, Settings, Training
 from fedspan.core.projector import draw
 from fedspan.core.round import Round
-from fedspan.drifts._test import First
+from fedspan.drifts.controls import First
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF, FedAvg, Scaffold
-from fedspan.nn.chain import loss_gradient
+from fedspan.nn.chain import known_loss
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.objective import Cohort, TorchObjective
 from fedspan.nn.problem import TorchProblem
@@ -253,8 +253,8 @@ def test_a_loss_is_known_only_if_it_does_nothing_else() -> None:
         lambda m, b: F.mse_loss(m(b[0]), b[1]) + m.weight.norm(),
         lambda m, b: torch.tensor(1.0),
     ]
-    assert all(loss_gradient(loss) is not None for loss in known)
-    assert all(loss_gradient(loss) is None for loss in other)
+    assert all(known_loss(loss) is not None for loss in known)
+    assert all(known_loss(loss) is None for loss in other)
     smooth = problem_of(
         nn.Flatten(),
         nn.Linear(128, 3),

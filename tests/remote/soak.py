@@ -20,11 +20,8 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
-from rounds import rounds_in
 from test_faults import CALLS, KilledError, damage
-from test_flower import FakeGrid, spec_of
 
-from conftest import Scripted, close
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
@@ -35,6 +32,9 @@ from fedspan.remote.client import StateFile, StateLostError
 from fedspan.remote.flower import server
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.flower.records import RunConfig
+from support.flower import FakeGrid, spec_of
+from support.loops import Scripted, close
+from support.rounds import rounds_in
 
 METHOD = {
     "name": "ssf",

@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
 from flwr.app import Context, Message
-from test_flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.remote.flower import client_app
 from fedspan.remote.flower.client import client_spec, load_spec, module_of
 from fedspan.remote.flower.permissions import SETTABLE, UNUSED
+from support.flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 
 MODULE = """import torch
 def model(): return torch.nn.Linear(6, 2)

@@ -16,16 +16,16 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from rounds import rounds_in
-from test_flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 
 import fedspan
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.remote import server as remote_server
-from fedspan.remote.channel import StalledError
 from fedspan.remote.flower import server
 from fedspan.remote.flower.records import RunConfig
+from fedspan.remote.messages import StalledError
 from fedspan.remote.roster import Roster
+from support.flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
+from support.rounds import rounds_in
 
 
 def test_a_number_belongs_to_the_first_node_that_used_it(tmp_path: Path) -> None:
@@ -231,6 +231,10 @@ def test_more_replies_than_clients_are_refused_before_anything_is_written(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+def filled(array: Array, value: float) -> bytes:
+    return np.full(array.shape, value, array.dtype).tobytes()
+
+
 def test_a_run_that_diverged_by_one_reply_goes_on_from_its_last_good_checkpoint(
     tmp_path: Path,
 ) -> None:
@@ -245,7 +249,7 @@ def test_a_run_that_diverged_by_one_reply_goes_on_from_its_last_good_checkpoint(
             assert found is not None
             if message.metadata.message_type == "train" and self.lies and self.count > 20:
                 arrays = {
-                    k: v if "test" in k else Array(np.full_like(v.numpy(), 3e38))
+                    k: v if "test" in k else Array(v.dtype, v.shape, v.stype, filled(v, 3e38))
                     for k, v in found.content["arrays"].items()
                 }
                 return Message(

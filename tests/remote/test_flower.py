@@ -4,105 +4,30 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
-from rounds import rounds_in
 
-from conftest import METHODS, SMALL, settings
 from fedspan.api.run import run
 from fedspan.cli import audit
 from fedspan.core.callback import Callback
 from fedspan.core.spec import Spec
-from fedspan.engine.audit import trails
+from fedspan.engine.audit import COUNTED, read_record
 from fedspan.engine.loop import Loop
-from fedspan.engine.result import Result
 from fedspan.remote import flower
 from fedspan.remote.flower import records, server
 from fedspan.remote.flower.client import IDENTITY, identify, preparing, reply_to
-from fedspan.remote.flower.records import RunConfig
 from support.axes import by_axis
-
-FLOAT32 = settings(5, torch.float32)
-SSF = {"name": "ssf", "space": {"name": "gaussian", "rank": 3}, "lr": 0.02, "local_steps": 3}
-
-
-def spec_of(method: dict[str, Any] = SSF, rounds: int = 6, **others: Any) -> Spec:
-    table = {
-        "rounds": rounds,
-        "eval_every": 2,
-        "clients_per_round": 3,
-        "batch_size": 4,
-        "method": method,
-        "task": SMALL,
-    }
-    return Spec.from_table(table | others)
-
-
-@pytest.fixture(autouse=True)
-def inside_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages can only be made inside one of Flower's own tasks."""
-    for name in ("run_id", "node_id", "task_id"):
-        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
-    monkeypatch.setattr(server, "REPLY_POLL", 0.001)
-
-
-class FakeGrid:
-    """Flower's grid with the client apps in this process; node 100 + i stands for client i."""
-
-    def __init__(self, spec: Spec, states_dir: Path) -> None:
-        self.app, self.states_dir = flower.client_app(spec), states_dir
-        self.clients = {100 + i: i for i in range(SMALL["clients"])}  # type: ignore[call-overload]
-        self.waiting: dict[str, Message] = {}
-        self.count = 0
-
-    def get_node_ids(self) -> list[int]:
-        return list(self.clients)
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        idents = []
-        for message in messages:
-            self.count += 1
-            ident = f"m{self.count}"
-            message.metadata.__dict__["_message_id"] = ident
-            idents.append(ident)
-            reply = self.answer(message)
-            if reply is not None:
-                reply.metadata.__dict__["_reply_to_message_id"] = ident
-                self.waiting[ident] = reply
-        return idents
-
-    def answer(self, message: Message) -> Message | None:
-        node = message.metadata.dst_node_id
-        config = {"partition-id": self.clients[node], "states-dir": str(self.states_dir)}
-        context = Context(
-            run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={}
-        )
-        found = self.app(message, context)
-        assert isinstance(found, Message)
-        return found
-
-    def pull_messages(self, idents: Iterable[str]) -> list[Message]:
-        return [self.waiting.pop(i) for i in list(idents) if i in self.waiting]
-
-
-def serve(spec: Spec, grid: Any, run_dir: Path, **config: Any) -> Result:
-    config = {"run_dir": str(run_dir), "timeout": 0.5, "wait": 0.0, "pause": 0.0} | config
-    return server.serve(spec, grid, RunConfig(**config))
-
-
-def events_of(result: Result) -> list[str]:
-    return [event for row in result.history for event in row.get("events", [])]
+from support.flower import FLOAT32, SSF, FakeGrid, events_of, inside_a_task, raw, serve, spec_of  # noqa: F401 - a fixture
+from support.methods import METHODS
+from support.rounds import rounds_in
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -160,21 +85,14 @@ class Lossy(FakeGrid):
 
 
 def spoilt(found: Message, message: Message, **arrays: Any) -> Message:
-    content = RecordDict({"header": found.content["header"], "arrays": ArrayRecord(arrays)})
+    pieces = ArrayRecord({f"{name}#0": array for name, array in arrays.items()})
+    content = RecordDict({"header": found.content["header"], "arrays": pieces})
     return Message(content, reply_to=message)
 
 
 def lying(found: Message, message: Message) -> Message:
     """A few bytes that say they are an array of 4 TB."""
-    stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        stream, {"descr": "<f4", "fortran_order": False, "shape": (1, 1, 10**12)}
-    )
-    return spoilt(
-        found,
-        message,
-        a=Array("float32", (1, 1, 6), "numpy.ndarray", stream.getvalue() + b"0" * 24),
-    )
+    return spoilt(found, message, a=Array("<f4", (1, 1, 10**12), "raw", b"0" * 24))
 
 
 def of_another_version(found: Message, message: Message) -> Message:
@@ -191,20 +109,20 @@ FAULTS: dict[str, tuple[Any, str]] = {
     ),
     "silence": (lambda _, __: None, "no reply in time"),
     "nan": (
-        lambda f, m: spoilt(f, m, v=Array(np.full((1, 1, 6), np.nan, np.float32))),
+        lambda f, m: spoilt(f, m, v=raw(np.full((1, 1, 6), np.nan, np.float32))),
         "not finite",
     ),
     "huge": (
-        lambda f, m: spoilt(f, m, v=Array(np.zeros((1, 1, 90000), np.float32))),
+        lambda f, m: spoilt(f, m, v=raw(np.zeros((1, 1, 90000), np.float32))),
         "bytes of arrays",
     ),
     "lying": (lying, "but holds"),
     "text": (
-        lambda f, m: spoilt(f, m, v=Array("float32", (6,), "numpy.ndarray", b"six")),
-        "not in NumPy's format",
+        lambda f, m: spoilt(f, m, v=Array("<f4", (6,), "raw", b"six")),
+        "but holds 3 bytes",
     ),
     "version": (of_another_version, "speaks protocol 7 (fedspan 9.9)"),
-    "type": (lambda f, m: spoilt(f, m, v=Array(np.zeros((1, 1, 6), np.complex64))), "<c8"),
+    "type": (lambda f, m: spoilt(f, m, v=raw(np.zeros((1, 1, 6), np.complex64))), "<c8"),
     "foreign": (
         lambda _, m: Message(RecordDict({"x": ConfigRecord({"a": 1})}), reply_to=m),
         "not one of fedspan's",
@@ -248,12 +166,12 @@ def test_the_audit_of_a_deployment_tells_what_happened_to_whom(tmp_path: Path, c
         bind_clients=True,
     )
     assert result.status == "finished"
-    (trail,) = trails(tmp_path / "run")
-    assert not trail.wrong
+    (trail,), _, wrong = read_record(tmp_path / "run")
+    assert not wrong
     assert trail.happened() == {
         "no reply": 1, "refused": 1, "state lost": 1, "restored": 1,
     }  # fmt: skip
-    assert sum(map(len, trail.rounds.values())) == 8 * 7 - 2
+    assert sum(map(len, trail.of_kind(COUNTED).values())) == 8 * 7 - 2
     assert trail.clients()[3]["restored"] == 1
     assert audit.command(tmp_path / "run") == 0
     told = capsys.readouterr().out

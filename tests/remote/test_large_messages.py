@@ -59,7 +59,7 @@ def test_nothing_is_copied_to_send_and_every_piece_is_freed_when_it_is_read() ->
     assert all(np.shares_memory(np.frombuffer(view, np.uint8), x.numpy()) for view in views)
     arrived = carried(content)
     records.read_message(arrived, MOST)
-    assert list(arrived["arrays"]) == ["probe"]
+    assert list(arrived["arrays"]) == ["probe#0"]
 
 
 def lacking(arrays: dict[str, Any]) -> None:

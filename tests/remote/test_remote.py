@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import advance, build, close, every_method, model, small
-from fedspan.checks.bench import simulated
-from fedspan.checks.channel import LocalChannel, ids_of, remote
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.engine.states import InMemory
 from fedspan.remote.client import StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
-from fedspan.remote.server import RemoteTransport
-
-SSF = {"projector": {"name": "coordinate", "rank": 4}}
+from support.channel import ids_of, remote
+from support.loops import advance, close, model, simulated, small
+from support.methods import build, every_method
+from support.remote import SSF, controls, state_of
 
 
 @pytest.mark.parametrize(("name", "settings"), every_method())
@@ -34,19 +32,6 @@ def test_the_servers_copy_of_a_state_is_the_clients(
             own = state_of(channel, end, client)
             for field, states in end.copies.tables.items():
                 close(states.take(np.array([client])), getattr(own, field)[0])
-
-
-def state_of(channel: LocalChannel, end: RemoteTransport, client: int) -> Any:
-    """A client's state from its own file."""
-    file, fingerprint = channel.client(client).state_file, end.agreement.fingerprint
-    return file.load(int(end.accepted[client]), int(end.marks[client]), fingerprint).state
-
-
-def controls(channel: LocalChannel, end: RemoteTransport) -> torch.Tensor:
-    """c_i of every client from its own file."""
-    zero = torch.zeros_like(channel.problem.x0[0])
-    count = range(channel.problem.clients)
-    return torch.cat([state_of(channel, end, i).c[0] if end.accepted[i] else zero for i in count])
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_remote import SSF, controls
 
-from conftest import advance, build, close, model, small
-from fedspan.checks.bench import simulated
-from fedspan.checks.channel import Fault, LocalChannel, ids_of, remote
 from fedspan.compressors.topk import TopK
 from fedspan.core.encoded import Encoded, unpack, width_of
-from fedspan.remote.channel import Failure
-from fedspan.remote.messages import RoundMessage
+from fedspan.remote.messages import DroppedError, RoundMessage
+from support.channel import Fault, LocalChannel, ids_of, remote
+from support.loops import advance, close, model, simulated, small
+from support.methods import build
+from support.remote import SSF, controls
 
 
 def after_saving(channel: LocalChannel) -> Fault:
@@ -38,7 +37,7 @@ FAULTS: dict[str, tuple[Callable[[LocalChannel], Fault], str]] = {
         lambda _: lambda m: [replace(m, status="failed", reason="ValueError: boom", arrays={})],
         "boom",
     ),
-    "channel fails": (lambda _: lambda __: [Failure("node unavailable")], "node unavailable"),
+    "channel fails": (lambda _: lambda __: [DroppedError("node unavailable")], "node unavailable"),
     "nan": (lambda w: lambda m: [spoil(w, m, lambda a: a * float("nan"))], "not finite"),
     "shape": (lambda w: lambda m: [spoil(w, m, lambda a: a[..., :-1])], "expected"),
     "huge": (lambda w: lambda m: [spoil(w, m, lambda a: a.repeat(1, 1, 999))], "expected"),

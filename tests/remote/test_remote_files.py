@@ -14,17 +14,16 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
-from rounds import rounds_in
 from soak import DAMAGES, World, world
 from test_faults import KilledError, damage
-from test_flower import inside_a_task  # noqa: F401
 
 from fedspan.core import json_log
 from fedspan.core.errors import CheckpointError
-from fedspan.core.json_log import read_until
-from fedspan.engine.audit import trails
+from fedspan.engine.audit import read_record
 from fedspan.engine.loop import Loop, Row
 from fedspan.remote.roster import ROSTER, Roster
+from support.flower import inside_a_task  # noqa: F401
+from support.rounds import rounds_in
 
 KINDS = ("crash", "short", "full", "io")
 EVERY = [pytest.param(31, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
@@ -83,10 +82,8 @@ def test_a_damaged_file_of_the_server_is_refused_or_does_not_matter(
             if result is None:
                 refused[file.name] = one.refusals[-1]
             elif file.name == "audit.jsonl":
-                (trail,) = trails(one.out)
-                assert how == "double" or "the trail begins at round" in trail.wrong[0], (
-                    "it says so"
-                )
+                wrong = read_record(one.out)[2]
+                assert how == "double" or "the trail begins at round" in wrong[0], "it says so"
             else:
                 one.check(result)
     assert not any("\n" in said for said in refused.values())
@@ -192,7 +189,7 @@ def test_no_flipped_bit_of_a_table_or_a_line_is_believed(tmp_path: Path) -> None
 
     def lines_again() -> None:
         try:
-            found = read_until(tmp_path / "lines", check)
+            found, _ = json_log.read_lines(tmp_path / "lines", check)
         except CheckpointError:
             counts["refused"] += 1
             return
@@ -202,4 +199,3 @@ def test_no_flipped_bit_of_a_table_or_a_line_is_believed(tmp_path: Path) -> None
     bits(tmp_path / "r.json", roster_again)
     bits(tmp_path / "lines", lines_again)
     assert counts["refused"] > 20 * counts["same"]
-    assert json_log.undamaged(tmp_path / "nothing") == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,51 +15,16 @@ pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
 )
 
-from test_remote import SSF, controls
 
-from conftest import Scripted, advance, build, close, model, small, start
-from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.privacy import Privacy
-from fedspan.engine.loop import Loop, cohort_of
+from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
-from fedspan.remote.channel import Failure
-from fedspan.remote.client import RemoteClient
-from fedspan.remote.messages import RoundMessage
-from fedspan.remote.server import RemoteTransport
-from fedspan.replies.chain import Chain
+from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.replies.secure.client import PHASES
-
-FINE = Privacy(secure=True, secure_bits=64)
-
-
-@pytest.fixture(autouse=True)
-def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of real ones would take minutes."""
-    monkeypatch.setattr("os.fsync", lambda _: None)
-
-
-def secure(
-    method: Any, problem: Any, states_dir: Path, **options: Any
-) -> tuple[Loop, LocalChannel, RemoteTransport]:
-    """A run of four clients per round."""
-    privacy = options.pop("secure", FINE)
-    chain = Chain(method, secure=privacy)
-    loop, channel, end = remote(method, problem, states_dir, chain=chain, backup=False, **options)
-    weighted = problem.weights is not None
-    channel.kind = functools.partial(RemoteClient, secure=privacy, weighted=weighted)
-    loop.clients_per_round = 4
-    return loop, channel, end
-
-
-def uneven(problem: Any) -> None:
-    """Clients with 1 to 7 examples, as far as weights go."""
-    problem.counts = np.arange(1, 8)
-    problem.weights = problem.counts / 28
-
-
-def ids_of(loop: Loop, t: int) -> list[int]:
-    ids: list[int] = cohort_of(loop.seeds, loop.problem.clients, 4, t)[0].tolist()
-    return ids
+from support.channel import LocalChannel, remote
+from support.loops import Scripted, advance, close, model, small, start
+from support.methods import build
+from support.remote import FINE, SSF, controls, ids_of, no_sync, secure, uneven  # noqa: F401 - a fixture
 
 
 def plain(
@@ -119,7 +83,7 @@ FAULTS: dict[str, Any] = {
         lambda c: lambda m: [c.client(m.client).reply(m)][:0],
         "no answer to {!r} in time",
     ),
-    "node gone": (lambda _: lambda __: [Failure("node unavailable")], "node unavailable"),
+    "node gone": (lambda _: lambda __: [DroppedError("node unavailable")], "node unavailable"),
     "wrong size": (lambda c: lambda m: [cut(c.client(m.client).reply(m))], "expected"),
     "other arrays": (
         lambda c: lambda m: [replace(c.client(m.client).reply(m), arrays={"a": torch.zeros(3)})],

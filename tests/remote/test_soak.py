@@ -16,7 +16,8 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 
 from soak import DAMAGES, World, world
 from test_faults import damage
-from test_flower import inside_a_task  # noqa: F401
+
+from support.flower import inside_a_task  # noqa: F401
 
 OF_MESSAGES = [
     "server dies sending", "server dies receiving", "duplicate", "client crash", "client full", "client io",

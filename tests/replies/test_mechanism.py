@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import WireTransport, advance, build, close, model, small
-from fedspan.checks.channel import LocalChannel, agree
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, payload
 from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Terms
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.server import RemoteTransport
-from fedspan.replies.chain import Chain
-from fedspan.replies.clip import MARGIN, clipped, norms
+from fedspan.replies.chain import Chain, norms_of
+from fedspan.replies.clip import MARGIN, clipped
 from fedspan.replies.noise import Mechanism
+from support.channel import LocalChannel, agree
+from support.loops import WireTransport, advance, close, model, small
+from support.methods import build
 
 KEY = bytes(range(32))
 SSF: dict[str, Any] = {"projector": {"name": "coordinate", "rank": 4}, "correction": "always"}
@@ -88,7 +88,7 @@ def test_secrets_are_drawn_anew_and_are_not_told() -> None:
 def test_a_message_is_clipped_as_a_whole(sizes: tuple[float, float]) -> None:
     up = Bundle(v=torch.full((1, 1, 4), sizes[0]), z=torch.full((1, 1, 9), sizes[1]))
     small, before = clipped(up, 0.5)
-    after = float(norms(list(payload(small).values())))
+    after = float(norms_of(payload(small).values()))
     assert after <= 0.5 * (1 + 1e-6)
     finite = np.isfinite(sizes[0])
     assert after == 0 or (finite and abs(after - 0.5) < 1e-6)
@@ -102,8 +102,8 @@ def test_a_message_is_clipped_as_a_whole(sizes: tuple[float, float]) -> None:
 def test_the_margin_keeps_rounded_messages_within_the_clip() -> None:
     """In float32, in which scaling rounds: without the margin some of these norms are above the clip."""
     up = Bundle(v=torch.randn(1, 200, 30, generator=torch.Generator().manual_seed(0)))
-    assert float(norms([clipped(up, 0.3)[0].v]).max()) > 0.3
-    assert float(norms([clipped(up, MARGIN * 0.3)[0].v]).max()) <= 0.3
+    assert float(norms_of([clipped(up, 0.3)[0].v]).max()) > 0.3
+    assert float(norms_of([clipped(up, MARGIN * 0.3)[0].v]).max()) <= 0.3
 
 
 def test_a_message_within_the_clip_stays_bit_for_bit() -> None:
@@ -270,7 +270,7 @@ def test_over_machines_the_server_clips_what_clients_did_not(
     release = loop.chain.noise.release  # type: ignore[union-attr]
 
     def watched(up: Any, within: Any, rnd: Any) -> Any:
-        seen.append(float(norms(list(payload(up).values())).max()))
+        seen.append(float(norms_of(payload(up).values()).max()))
         return release(up, within, rnd)
 
     loop.chain.noise.release = watched  # type: ignore[union-attr,method-assign]

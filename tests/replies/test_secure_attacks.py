@@ -14,8 +14,6 @@ pytest.importorskip(
 )
 
 
-from test_secure_sum import session
-
 from fedspan.core.errors import ProtocolError
 from fedspan.core.privacy import Privacy
 from fedspan.replies.fixed_point import FixedPoint
@@ -24,24 +22,7 @@ from fedspan.replies.secure import shares as secure_shares
 from fedspan.replies.secure.client import Member
 from fedspan.replies.secure.keys import new_key
 from fedspan.replies.secure.server import TooFewError
-
-
-def at(
-    phase: str, privacy: Privacy | None = None, clients: int = 5
-) -> tuple[dict[int, Any], dict[int, Any], Any]:
-    """(sessions before a question, the messages with it, the clients), of an honest session."""
-    privacy = privacy or Privacy(secure=True)
-    one, local = session({i: np.ones(4) for i in range(clients)}, privacy)
-    kept: list[Any] = []
-
-    def ask(asked: str, messages: Any, looks: Any) -> Any:
-        if asked == phase:
-            kept.extend([dict(local.sessions), messages])
-        return local.ask(asked, messages, looks)
-
-    one.ask = ask
-    one.run()
-    return kept[0], kept[1], local
+from support.secure import at, real, session, whole
 
 
 def test_a_server_that_asks_both_questions_is_refused() -> None:
@@ -54,6 +35,9 @@ def test_a_server_that_asks_both_questions_is_refused() -> None:
         assert answer["shares"].shape == (5, 33)
         with pytest.raises(ProtocolError, match="'unmask' of the session has been answered"):
             secure_client.unmask(after, second)
+        again = {"secure.session": asked["secure.session"]}
+        with pytest.raises(ProtocolError, match="'shares' of the session has been answered"):
+            secure_client.share(after, again, Member(0, Privacy(secure=True)))
         assert not after.private.numel()  # all secrets are gone
         assert not after.shares.numel()
 
@@ -191,7 +175,7 @@ def test_a_wrong_share_is_found_and_left_out(client: int) -> None:
     one = spoilt("unmask", client, wrong_share)
     survivors, total = one.run()
     assert survivors == list(range(7))
-    assert one.fixed.decode(total).tolist() == [21.0] * 4
+    assert real(total, one.fixed) == [21.0] * 4
     assert one.events == [(client, "1 of the shares that it sent were wrong")]
 
 
@@ -206,7 +190,7 @@ def test_forged_shares_between_clients_count_as_missing() -> None:
     """A server that changes what it relays: the seal breaks, and the others' shares are enough."""
     one = spoilt("shares", 3, lambda a: {"shares": a["shares"].index_fill(0, torch.tensor([5]), 7)})
     _, total = one.run()
-    assert one.fixed.decode(total).tolist() == [21.0] * 4
+    assert real(total, one.fixed) == [21.0] * 4
     assert one.events == [(5, "1 of the shares that it sent were wrong")]
 
 
@@ -227,7 +211,7 @@ def test_an_answer_of_another_shape_is_left_out(phase: str, change: Change) -> N
     survivors, total = one.run()
     there = phase == "unmask"
     assert (3 in survivors) == there
-    assert one.fixed.decode(total).tolist() == [21.0 if there else 18.0] * 4
+    assert real(total, one.fixed) == [21.0 if there else 18.0] * 4
     assert one.events == [(3, f"the answer to {phase!r} is not what was asked for")]
 
 
@@ -288,7 +272,7 @@ def test_masked_vectors_look_uniform() -> None:
         for column in raw.T:
             counts = np.bincount(column, minlength=256)
             assert ((counts - len(column) / 256) ** 2 / (len(column) / 256)).sum() < 255 + 6 * 23
-        own = one.fixed.encode(np.full(20_000, float(client)))[0]
+        own = whole(np.full(20_000, float(client)), one.fixed)
         assert not (answer["masked"].numpy().view(np.uint32) == own).mean() > 0.01
 
 
@@ -311,7 +295,7 @@ def test_nothing_the_server_receives_holds_a_secret_or_a_number() -> None:
     one.ask = ask
     one.run()
     fixed = FixedPoint.of(privacy)
-    numbers = [fixed.encode(vector)[0].tobytes() for vector in values.values()]
+    numbers = [whole(vector, fixed).tobytes() for vector in values.values()]
     floats = [
         vector.astype(kind).tobytes()
         for vector in values.values()

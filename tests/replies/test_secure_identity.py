@@ -19,14 +19,13 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
-from test_secure_attacks import at
-from test_secure_sum import session
 
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.privacy import Privacy
 from fedspan.replies.secure import client as secure_client
 from fedspan.replies.secure.client import Member
 from fedspan.replies.secure.identity import Identity
+from support.secure import at, identities, real, session
 
 SIGNED = Privacy(secure=True, secure_signed=True)
 
@@ -35,7 +34,7 @@ def test_signed_keys_give_the_same_sum() -> None:
     one, _ = session({i: np.full(4, float(i)) for i in range(5)}, SIGNED, {"train": {2}})
     survivors, total = one.run()
     assert survivors == [0, 1, 3, 4]
-    assert one.fixed.decode(total).tolist() == [8.0] * 4
+    assert real(total, one.fixed) == [8.0] * 4
 
 
 @pytest.mark.parametrize("who", ["a stranger", "another client", "nobody"])
@@ -43,7 +42,7 @@ def test_a_server_cannot_pose_as_a_client(who: str) -> None:
     """It replaces the keys of client 1 by its own, signed with whatever key it has; every client refuses."""
     sessions, messages, local = at("shares", SIGNED)
     forger = {
-        "a stranger": Identity.group([1])[1],
+        "a stranger": identities([1])[1],
         "another client": local.identities[3],
         "nobody": None,
     }[who]
@@ -87,7 +86,7 @@ def test_a_client_without_an_identity_or_outside_the_roster(tmp_path: Path) -> N
     with pytest.raises(ProtocolError, match="needs identity-key and roster"):
         secure_client.advertise(message, Member(0, SIGNED))
     with pytest.raises(ProtocolError, match="client 7 is not in this client's roster"):
-        Identity.group([1])[1].check(b"", b"", b"", 7)
+        identities([1])[1].check(b"", b"", b"", 7)
 
 
 def test_an_identity_is_read_from_openssh_files(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ pytest.importorskip(
 )
 
 
-from test_secure_attacks import at
-
 from fedspan.core.errors import ProtocolError
 from fedspan.replies.secure import client as secure_client
 from fedspan.replies.secure import shares as secure_shares
@@ -29,6 +27,7 @@ from fedspan.replies.secure.keys import (
     seal,
     unseal,
 )
+from support.secure import at
 
 
 @settings(max_examples=30, deadline=None)

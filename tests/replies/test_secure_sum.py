@@ -15,17 +15,12 @@ pytest.importorskip(
 )
 
 
-from local_clients import LocalClients
-
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.privacy import Privacy
-from fedspan.replies.fixed_point import FixedPoint, Payload
+from fedspan.replies.fixed_point import FixedPoint
 from fedspan.replies.secure.client import PHASES
-from fedspan.replies.secure.server import SecureSum, TooFewError, bytes_of_round
-
-
-def encoded(values: dict[int, np.ndarray], fixed: FixedPoint) -> dict[int, np.ndarray]:
-    return {client: fixed.encode(vector)[0] for client, vector in values.items()}
+from fedspan.replies.secure.server import TooFewError, bytes_of_round
+from support.secure import real, session, signed
 
 
 def plain_sum(values: dict[int, np.ndarray], privacy: Privacy) -> list[int]:
@@ -43,21 +38,6 @@ def vectors(clients: int, length: int, privacy: Privacy, seed: int) -> dict[int,
         i: np.where(rng.random(length) < 0.5, rng.choice(edges, length), rng.normal(size=length))
         for i in ids
     }
-
-
-def session(
-    values: dict[int, np.ndarray], privacy: Privacy, gone: dict[str, Any] | None = None
-) -> Any:
-    """(the sum, its clients)"""
-    fixed = FixedPoint.of(privacy)
-    clients = LocalClients(
-        privacy,
-        lambda there: encoded({i: values[i] for i in there}, fixed),
-        lambda phase: (gone or {}).get(phase, ()),
-    )
-    return SecureSum(
-        sorted(values), len(next(iter(values.values()))), privacy, clients.ask
-    ), clients
 
 
 @settings(max_examples=60, deadline=None)
@@ -87,7 +67,7 @@ def test_the_sum_is_that_of_the_rounded_numbers(
             return
     survivors, total = one.run()
     assert survivors == sorted(set(values) - set().union(*(gone.get(p, set()) for p in PHASES[:3])))
-    assert one.fixed.signed(total).tolist() == plain_sum({i: values[i] for i in survivors}, privacy)
+    assert signed(total).tolist() == plain_sum({i: values[i] for i in survivors}, privacy)
     assert not one.events
 
 
@@ -108,7 +88,7 @@ def test_overflow_is_refused(bits: Any) -> None:
         assert most == 7
         for value in (2.0, -2.0):
             one, _ = session({i: np.full(3, value) for i in range(most)}, privacy)
-            assert one.fixed.decode(one.run()[1]).tolist() == [value * most] * 3
+            assert real(one.run()[1], one.fixed) == [value * most] * 3
         with pytest.raises(SpecError, match="secure_scale"):
             session({i: np.ones(3) for i in range(most + 1)}, privacy)
 
@@ -142,33 +122,31 @@ def test_the_bytes_of_a_round_are_those_that_the_simulator_counts(bits: Any, sig
 def test_values_outside_the_range_are_clipped_and_counted() -> None:
     """The count is itself part of the sum; the reply as it counts has the clipped values."""
     fixed = FixedPoint.of(Privacy(secure=True))
-    payload = Payload.of(
-        fixed, {"a": torch.zeros(1, 1, 3), "b": torch.zeros(1, 1, 1, dtype=torch.float64)}, {}
-    )
-    whole, counted = payload.encode(
-        {"a": torch.tensor([[[9.0, -1e30, 0.3]]]), "b": torch.tensor([[[1.0]]])}
-    )
+    reply = {
+        "a": torch.tensor([[[9.0, -1e30, 0.3]]]),
+        "b": torch.ones(1, 1, 1, dtype=torch.float64),
+    }
+    whole, counted, clipped = fixed.encode(reply)
     assert counted["a"].tolist() == [[[8.0, -8.0, pytest.approx(0.3, abs=2**-21)]]]
-    arrays, clipped = payload.decode(whole + whole, 2.0, 2)
+    numbers = fixed.join(whole, clipped)
+    totals, clipped = fixed.split(numbers + numbers, reply)
     assert clipped == 4
-    assert all(torch.equal(arrays[name], counted[name]) for name in counted)
+    mean = fixed.mean(totals, 2.0, 2, reply)
+    assert all(torch.equal(mean[name], counted[name]) for name in counted)
     with pytest.raises(ProtocolError, match="not finite"):
-        payload.encode({"a": torch.full((1, 1, 3), float("nan")), "b": torch.ones(1, 1, 1)})
+        fixed.encode({"a": torch.full((1, 1, 3), float("nan")), "b": torch.ones(1, 1, 1)})
     with pytest.raises(SpecError, match="real numbers"):
-        Payload.of(fixed, {"a": torch.zeros(3, dtype=torch.int64)}, {})
+        fixed.encode({"a": torch.zeros(3, dtype=torch.int64)})
 
 
 def test_weights_are_applied_by_the_clients() -> None:
     fixed = FixedPoint.of(Privacy(secure=True, secure_bits=64))
-    payload = Payload.of(fixed, {"a": torch.zeros(1, 1, 4, dtype=torch.float64)}, {})
     values, weights = torch.randn(3, 1, 1, 4, dtype=torch.float64), [0.5, 1.0, 1.7]
-    rows = [payload.encode({"a": v}, w) for v, w in zip(values, weights, strict=True)]
-    mean, _ = payload.decode(rows[0][0] + rows[1][0] + rows[2][0], sum(weights), 3)
-    counted = sum(w * row["a"] for w, (_, row) in zip(weights, rows, strict=True)) / sum(weights)
+    rows = [fixed.encode({"a": v}, w) for v, w in zip(values, weights, strict=True)]
+    total = {"a": sum(whole["a"] for whole, _, _ in rows)}
+    mean = fixed.mean(total, sum(weights), 3, {"a": values[0]})
+    counted = sum(w * row["a"] for w, (_, row, _) in zip(weights, rows, strict=True)) / sum(weights)
     torch.testing.assert_close(mean["a"], counted, rtol=0, atol=1e-15)
     torch.testing.assert_close(
         counted, sum(w * v for w, v in zip(weights, values, strict=True)) / 3.2, rtol=0, atol=1e-10
     )
-
-
-# What a single client may be asked.

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import SMALL
 from fedspan.api.run import run
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.study.budget import Budget, sized
-from fedspan.study.curves import Curve
+from support.loops import SMALL
+from support.runs import series_of
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"name": "fedavg"},
@@ -101,7 +101,7 @@ def test_a_curve_is_read_at_the_last_row_within() -> None:
         for t in range(6)
     ]
     rows[5]["diverged"] = True
-    curve = Curve.of([rows], "loss")
+    curve = series_of([rows]).curve("loss")
     assert curve.within(budget("up=35B").limits).rounds.tolist() == [0, 1, 2, 3]
     assert curve.within(budget("total=80B", "up=50B").limits).rounds.tolist() == [0, 1, 2]
     assert curve.within(budget("up=1B").limits).rounds.tolist() == [0]

@@ -20,7 +20,7 @@ from fedspan.engine import history
 from fedspan.methods import SSF, FedAvg, Scaffold
 from fedspan.study import report
 from fedspan.study.request import requested
-from support.comparison import CLIENTS, MODEL, SETTINGS, TEST, VALIDATION, digits
+from support.digits import CLIENTS, MODEL, SETTINGS, TEST, VALIDATION, digits
 
 METHODS = {
     "FedAvg": FedAvg(local_steps=4),

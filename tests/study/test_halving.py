@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from conftest import RUN
 from fedspan.core.errors import DataError
 from fedspan.engine import history
 from fedspan.engine.tuner import halve, stage_end
 from fedspan.study import conduct, results, tables
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
+from support.loops import RUN
 
 ROOT = Path(__file__).parents[2]
 GRID = {"method.lr": [1e-5, 0.007, 0.01, 1e6]}

@@ -16,21 +16,22 @@ from urllib.parse import urlsplit
 
 import pytest
 import tomli_w
-from browsing import browser_page, drawn
 from rich.console import Console
-from test_report import TABLE
 
 from fedspan.core.errors import SpecError
+from fedspan.core.json_log import JsonLog
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.study import conduct, live, results
 from fedspan.study.request import requested
+from support.browsing import browser_page, drawn
+from support.runs import TABLE
 
 
 @contextmanager
 def served(place: Path) -> Iterator[str]:
     """The address of a live page."""
-    with live.serve([place], None, "", 0) as server:
+    with live.Server([place], None, "", 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -55,9 +56,9 @@ def asked(address: str, stamp: str = "") -> dict[str, str]:
     return found
 
 
-def begun(place: Path) -> history.History:
+def begun(place: Path) -> JsonLog:
     """A run directory of two rounds that goes on."""
-    found = history.History(place / history.NAME, {"spec": Spec.from_table(TABLE).table()}, [])
+    found = JsonLog(place / history.NAME, [{"spec": Spec.from_table(TABLE).table()}])
     for t in (0, 2):
         found.append(row(t))
     return found
@@ -126,9 +127,9 @@ def test_a_port_in_use_and_a_missing_directory_are_told_in_one_line(tmp_path: Pa
         with pytest.raises(
             SpecError, match=f"port {port} is in use; choose another one with --port"
         ):
-            live.serve([tmp_path], None, "", port)
+            live.Server([tmp_path], None, "", port)
     with pytest.raises(SpecError, match="'nowhere' does not exist"):
-        live.serve([Path("nowhere")], None, "", 0)
+        live.Server([Path("nowhere")], None, "", 0)
 
 
 def test_ctrl_c_ends_the_command(tmp_path: Path) -> None:

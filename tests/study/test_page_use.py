@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from browsing import SHORT, browser_page, drawn
 from rich.console import Console
-from test_report import TABLE
 
 from fedspan.study import conduct, report
 from fedspan.study.request import requested
+from support.browsing import SHORT, browser_page, drawn
+from support.runs import TABLE
 
 TOY = Path(__file__).parents[2] / "docs/results/toy"
 QUIET = Console(quiet=True)

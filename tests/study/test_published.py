@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 import pytest
-from test_report import line
 
 from fedspan.study import tables
 from fedspan.study.curves import Tail
 from fedspan.study.model import Case, Part, Study, Variant
 from fedspan.study.results import Entry, Results
 from fedspan.study.tables import judge, number, orders, score
+from support.runs import line
 
 CLOSE, FAR, DEAD = (
     Tail(1.14e-3, 1e-5, 0, 3),
@@ -36,12 +36,12 @@ SOME = Tail(1e-3, 1e-5, 1, 3)
 )
 def test_verdicts(ours: Tail, value: Any, holds: bool) -> None:
     judged, (entry,) = part("a", [ours], rows=[Case({}, {"a": value})], within=0.15)
-    assert judge(judged, entry).holds is holds
+    assert judge(judged, entry)[0] is holds
 
 
 def test_words() -> None:
     judged, (entry,) = part("a", [FAR], rows=[Case({}, {"a": 1e-3})], within=0.15)
-    assert judge(judged, entry).distance == "+20 %"
+    assert judge(judged, entry)[2] == "+20 %"
     assert [tables.shown("loss", tail) for tail in (DEAD, SOME)] == [
         "diverged",
         "1.00e-3 ± 1e-5 (1 of 3 diverged)",
@@ -67,8 +67,8 @@ def test_every_published_number_counts_once() -> None:
     line, missed = score(results)
     assert missed == ["B, het 2: published 1.00e-3; +20 %"]
     assert line == "Published numbers that our results reproduce within 15 %: A 1 of 1, B 0 of 1."
-    assert judge(judged, entries[2]).holds is False  # another point was chosen
-    assert judge(judged, entries[3]).holds is None
+    assert judge(judged, entries[2])[0] is False  # another point was chosen
+    assert judge(judged, entries[3])[0] is None
     cells = tables.results(judged, entries).texts()[0]
     assert cells[1:3] == [
         "1.14e-3 ± 1e-5 (✓ published 1.00e-3, +14 %)",
@@ -78,7 +78,7 @@ def test_every_published_number_counts_once() -> None:
 
 def test_a_short_run_is_not_judged() -> None:
     short, entries = part("a", [FAR], rows=[Case({"het": 2.0}, {"a": 1e-3})])
-    assert judge(short, entries[0]).holds is None
+    assert judge(short, entries[0])[0] is None
     assert score(Results(Study("s", [short]), {"p": entries}, "", 0.0, {})) == ("", [])
 
 

@@ -13,51 +13,23 @@ import pytest
 import torch
 
 import fedspan
-from conftest import SMALL, Interrupt
 from fedspan.api.run import run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
+from fedspan.core.json_log import JsonLog
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.methods.fedavg import FedAvg
 from fedspan.nn.models import mlp
 from fedspan.study import figures, report, tables
-from fedspan.study.curves import Curve, Series, Tail, find, labels, pareto, reach
+from fedspan.study.curves import Series, Tail, find, labels, pareto, reach
 from fedspan.study.model import Case, Part, Variant, study_of
 from fedspan.study.page import chart
 from fedspan.study.report import titled
 from fedspan.study.results import Entry
 from fedspan.study.verdict import problem
 from fedspan.tasks.regression import Regression
-
-TABLE: dict[str, Any] = {
-    "rounds": 12,
-    "eval_every": 2,
-    "method": {
-        "name": "ssf",
-        "lr": 0.02,
-        "local_steps": 2,
-        "space": {"name": "gaussian", "rank": 3},
-    },
-    "task": SMALL,
-    "batch_size": 4,
-    "clients_per_round": 3,
-}
-
-
-def rows_of(values: list[float | None], up: int = 10) -> list[dict[str, Any]]:
-    """Rows with given values of `loss`, and `up` bytes per round."""
-    rows: list[dict[str, Any]] = [
-        {"round": t, "up_bytes": up * t, "down_bytes": up * t, "seconds": 0.5 * t, "loss": value}
-        for t, value in enumerate(values)
-    ]
-    if values[-1] is None:
-        rows[-1]["diverged"] = True
-    return rows
-
-
-def line(label: str, values: list[float | None], up: int = 10) -> Series:
-    """A series of one seed."""
-    return Series.of(label, "#0072B2", {"rounds": len(values) - 1}, (0,), [rows_of(values, up)])
+from support.loops import SMALL, Interrupt
+from support.runs import TABLE, line, rows_of, series_of
 
 
 def entries_of(series: list[Series]) -> tuple[Part, list[Entry]]:
@@ -79,11 +51,11 @@ def test_a_row_counts_that_all_seeds_have_which_came_so_far() -> None:
     ]
     odd = sorted([*rows, rows[2] | {"round": 5}], key=lambda row: row["round"])
     gone = [*rows[:3], rows[3] | {"diverged": True, "seconds": 30.0}]
-    curve = Curve.of([odd, rows, gone], "loss")
+    curve = series_of([odd, rows, gone]).curve("loss")
     assert curve.rounds.tolist() == [0, 2, 4, 6, 8]
     assert curve.diverged == [None, None, 6]
     assert np.isnan(curve.values[2]).tolist() == [False, False, False, True, True]
-    assert curve.seconds.tolist() == [
+    assert curve.spent["seconds"].tolist() == [
         0,
         2,
         4,
@@ -98,11 +70,11 @@ def test_a_seed_that_failed_is_counted() -> None:
     rows = [
         {"round": t, "up_bytes": t, "down_bytes": 0, "seconds": 0.0, "loss": 1.0} for t in range(3)
     ]
-    curve = Curve.of([rows, []], "loss")
+    curve = series_of([rows, []]).curve("loss")
     assert curve.tail(1).text("1", "") == "1 (1 of 2 failed)"
-    nothing = Curve.of([[], []], "loss")
+    nothing = series_of([[], []]).curve("loss")
     assert nothing.tail(1).text("", "") == nothing.best("min").text("", "") == "failed"
-    assert nothing.up.tolist() == [0]
+    assert nothing.spent["up"].tolist() == [0]
 
 
 def test_the_pareto_front_is_what_nobody_beats_for_less() -> None:
@@ -217,7 +189,7 @@ def test_a_row_without_the_metric_is_a_gap(tmp_path: Path) -> None:
         row | {"round": 2, "loss": 1.0},
     ]
     header = {"spec": {"seed": 0, "rounds": 2, "method": {"name": "fedavg"}}}
-    history.History(tmp_path / "history.jsonl", header, rows)
+    JsonLog(tmp_path / "history.jsonl", [header, *rows])
     report.report([tmp_path], tmp_path / "out", ["csv"], None, "")
     assert len((tmp_path / "out" / "curves.csv").read_text().splitlines()) > 2
 
@@ -319,7 +291,7 @@ def test_a_report_builds_no_task(
     for costs, words in (({}, ""), ({"client_state": "many"}, "'client_state' is 'many'")):
         old = tmp_path / "old" / history.NAME
         old.parent.mkdir(exist_ok=True)
-        history.History(old, {"spec": header["spec"], "costs": costs}, rows)
+        JsonLog(old, [{"spec": header["spec"], "costs": costs}, *rows])
         if not words:
             report.report([old], tmp_path, ["md"], None, "")
             assert "client state, kB" not in (tmp_path / "tables.md").read_text()

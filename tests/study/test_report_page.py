@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
-from browsing import SHORT, browse, drawn
 from rich.console import Console
-from test_report import TABLE
 
 from fedspan.study import conduct, results
 from fedspan.study.curves import Axis, Series, pareto
 from fedspan.study.request import requested
+from support.browsing import SHORT, browse, drawn
+from support.runs import TABLE
 
 WIDE = ("", 1100)
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import tomli_w
 
-from conftest import SMALL
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.study.model import Part, table_of
 from fedspan.study.request import entries, requested, split
-from support.comparison import BASE, spec_file
+from support.comparisons import BASE, spec_file
+from support.loops import SMALL
 
 
 def asked(*specs: Any, **options: Any) -> Part:

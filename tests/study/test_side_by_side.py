@@ -24,7 +24,7 @@ from fedspan.study import conduct, execute, jobs, report, tables
 from fedspan.study.model import Study
 from fedspan.study.request import requested
 from fedspan.study.results import Results
-from support.comparison import spec_file
+from support.comparisons import spec_file
 
 QUIET = Console(quiet=True)
 
@@ -70,7 +70,7 @@ def test_runs_are_as_long_as_the_budget(done: Done) -> None:
     assert entries[0].point == {"method.lr": 0.02}
     assert [entry.curve(part).rounds[-1] for entry in entries] == [10, 20, 2, 41]
     for entry in entries:
-        sent = entry.curve(part).up
+        sent = entry.curve(part).spent["up"]
         assert sent[-1] <= 3000
         assert entry.series.label == "Too far" or sent[-1] + sent[1] / 2 > 3000
     grid = tables.results(part, entries)

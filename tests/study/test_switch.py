@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import SHORT, browse, drawn
-from test_report import TABLE
 
 from fedspan.api.run import run
 from fedspan.core.method import DETAILS
 from fedspan.core.spec import Spec
 from fedspan.study import report
+from support.browsing import SHORT, browse, drawn
+from support.runs import TABLE
 
 
 @pytest.fixture(scope="module")

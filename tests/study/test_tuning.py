@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conftest import SMALL
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine import history
 from fedspan.study import conduct, tables
@@ -20,6 +19,7 @@ from fedspan.study.jobs import jobs_of, place_of, seconds
 from fedspan.study.model import Case, Part, Study, Variant, filled, laid_over
 from fedspan.study.results import collect
 from fedspan.study.tuning import Cell, Runs, edges
+from support.loops import SMALL
 
 QUIET = Console(quiet=True)
 IMAGES: dict[str, Any] = {
@@ -91,9 +91,9 @@ def test_equal_bytes(runs: Runs) -> None:
     """SSF sends less, so at its bytes FedAvg is read at an earlier round."""
     (part,), fedavg, ssf = runs.study.parts, cell(runs, FEDAVG), cell(runs, SSF)
     cost = cell(runs, SSF).equal_cost("up")
-    assert cost == ssf.curve.up[-1] < fedavg.curve.up[-1]
+    assert cost == ssf.curve.spent["up"][-1] < fedavg.curve.spent["up"][-1]
     assert ssf.at("up", cost) == part.result(ssf.curve)
-    rows = int((fedavg.curve.up <= cost).sum())
+    rows = int((fedavg.curve.spent["up"] <= cost).sum())
     kept = fedavg.curve.values[:, :rows][:, -2:]
     assert fedavg.at("up", cost).mean == pytest.approx(kept.mean())
 
@@ -248,7 +248,7 @@ def test_for_fewer_rounds_or_bytes_a_longer_step_is_read_off_the_grid(toy: Runs,
     one = cell(toy, STEPS)
     longest = one.tried[0].curve
     assert longest is not None
-    cost = float(longest.spent(axis)[4])
+    cost = float(longest.spent[axis][4])
     found = one.tuned_at(axis, cost)
     assert found.mean == pytest.approx(longest.values[:, 3:5].mean(), rel=1e-12)
     assert found.seeds == 1
@@ -284,7 +284,10 @@ def test_the_cost_of_a_level(toy: Runs) -> None:
     assert found is not None
     place = list(curve.rounds).index(found[0])
     assert curve.values.mean(0)[place] < 0.5 <= curve.values.mean(0)[place - 1]
-    assert found[1:] == [curve.up[place], curve.up[place] + curve.down[place]]
+    assert found[1:] == [
+        curve.spent["up"][place],
+        curve.spent["up"][place] + curve.spent["down"][place],
+    ]
     never = dataclasses.replace(others.rows[1], target=1e-9)
     part = dataclasses.replace(others, rows=[others.rows[0], never])
     assert (

@@ -10,13 +10,20 @@ import numpy as np
 import pytest
 
 from fedspan.study.budget import Budget
-from fedspan.study.curves import Curve, Series
+from fedspan.study.curves import Series
 from fedspan.study.model import Case, Part, Variant
 from fedspan.study.results import Entry
 from fedspan.study.tuning import Tried, by_seed
-from fedspan.study.verdict import told_apart, verdict
+from fedspan.study.verdict import said as sentences
+from fedspan.study.verdict import told_apart
+from support.runs import series_of
 
 SPEC = {"rounds": 10, "method": {"name": "fedavg", "lr": 0.1}}
+
+
+def verdict(of: Part, entries: list[Entry]) -> str:
+    """The sentences as one text."""
+    return " ".join(sentences(of, entries))
 
 
 def part(labels: Any, grid: Any = None, **more: Any) -> Part:
@@ -201,8 +208,8 @@ def test_a_curve_is_cut_where_the_dearest_seed_is_within_the_budget() -> None:
         ]
         for rate in (30, 60)
     ]
-    curve = Curve.of(runs, "loss")
-    assert curve.spent("up").tolist() == [0, 45, 90, 135]
+    curve = series_of(runs).curve("loss")
+    assert curve.spent["up"].tolist() == [0, 45, 90, 135]
     assert curve.within({"up": 100.0}).rounds.tolist() == [0, 1]
     assert curve.within({"up": 120.0}).rounds.tolist() == [0, 1, 2]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from conftest import settings
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
+from support.loops import settings
 
 
 def network(

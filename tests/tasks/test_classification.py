@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_run import fedspan as command
+from typer.testing import CliRunner
 
 import fedspan
-from conftest import settings
+from fedspan.cli import app
 from fedspan.core.config import Projection
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Block
@@ -21,6 +21,7 @@ from fedspan.methods import FedAvg
 from fedspan.nn.augment import AUGMENT
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.tasks.classification import Classification
+from support.loops import settings
 
 TABLE: dict[str, Any] = {
     "rounds": 6,
@@ -115,12 +116,16 @@ def test_double_precision_goes_all_the_way() -> None:
 def test_partition_draws_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text(Spec.from_table(table()).toml())
-    done = command("partition", path, "--out", tmp_path / "map.png")
-    assert "classes per client: 2 to 2" in done.stdout
-    assert "5 clients, 10 classes, 1,500 examples" in done.stdout
+
+    def command(*words: object) -> str:
+        return CliRunner().invoke(app.app, [str(word) for word in words]).output
+
+    shown = command("partition", path, "--out", tmp_path / "map.png")
+    assert "classes per client: 2 to 2" in shown
+    assert "5 clients, 10 classes, 1,500 examples" in shown
     assert (tmp_path / "map.png").stat().st_size > 2_000
     toy = command("partition", "examples/ssf.toml", "--out", tmp_path / "toy")
-    assert "20 clients, 1,000 examples; saved in" in toy.stdout
+    assert "20 clients, 1,000 examples; saved in" in toy
     assert (tmp_path / "toy.png").is_file()
 
 

@@ -3,79 +3,31 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import importlib.util
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import fedspan
-from conftest import Interrupt
 from fedspan.cli import app as cli
 from fedspan.core import tables
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
 from fedspan.study.model import committed
+from support.loops import Interrupt
+from support.texts import CLASSIFY, SPEAK, text_data  # noqa: F401 (a fixture)
 
 pytest.importorskip(
     "transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'"
 )
 
-QUESTIONS = [
-    "my card was lost",
-    "where is my money",
-    "please close the account",
-    "how do I change the code",
-]
-CLASSIFY: dict[str, Any] = {
-    "name": "text_classification",
-    "model": "tiny",
-    "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0},
-}
-SPEAK: dict[str, Any] = {
-    "name": "language_model",
-    "model": "tiny",
-    "min_characters": 300,
-    "block": 32,
-}
 SETTINGS = Settings(batch_size=8)
 TASKS = {"text_classification": CLASSIFY, "language_model": SPEAK}
-
-
-@pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A data folder with small files of the same form as the real ones."""
-    rng = np.random.default_rng(0)
-    (tmp_path / "data/text").mkdir(parents=True)
-
-    def write(name: str, rows: list[dict[str, Any]]) -> None:
-        with gzip.open(tmp_path / "data/text" / name, "wt") as out:
-            out.writelines(json.dumps(row) + "\n" for row in rows)
-
-    for part, n in (("train", 60), ("test", 20)):
-        labels = rng.integers(4, size=n).tolist()
-        said = [
-            " ".join(rng.permutation(QUESTIONS[label].split())) + " thanks" * int(rng.integers(4))
-            for label in labels
-        ]
-        write(
-            f"banking77_{part}.jsonl.gz",
-            [{"text": t, "label": k} for t, k in zip(said, labels, strict=True)],
-        )
-    roles = [
-        {"client": str(i), "text": "to be or not to be, " * n}
-        for i, n in enumerate((30, 20, 5, 16))
-    ]
-    write("shakespeare_roles.jsonl.gz", roles)
-    monkeypatch.setenv("FEDSPAN_DATA", str(tmp_path / "data"))
-    return tmp_path
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

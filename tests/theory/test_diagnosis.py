@@ -15,15 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
+from typer.testing import CliRunner
 
 import fedspan
-from conftest import advance, build, every_method, model, settings, small, start
 from fedspan.api import run as experiment
 from fedspan.api import step_size
 from fedspan.api.step_size import search
 from fedspan.callbacks.diagnostics import Diagnostics
-from fedspan.cli import _diagnosis_table
+from fedspan.cli.app import app
 from fedspan.core.config import Search, Settings, Training
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import Spec, with_values
@@ -35,6 +34,8 @@ from fedspan.theory.diagnosis import diagnose, outside_theory, rho_of
 from fedspan.theory.diagnostics import measure
 from fedspan.theory.gradient_probe import all_clients
 from support.axes import by_axis
+from support.loops import advance, model, settings, small, start
+from support.methods import build, every_method
 from support.networks import network
 
 ROOT = Path(__file__).parents[2]
@@ -219,10 +220,10 @@ def test_the_share_of_directions() -> None:
 
 
 @pytest.mark.parametrize("lr", [0.01, "auto", "search"])
-def test_a_diagnosis_is_printed(lr: float | str) -> None:
-    console = Console(record=True, width=120)
-    _diagnosis_table.diagnosis(fedspan.diagnose(table(method__lr=lr), 0.5), console)
-    text = console.export_text()
+def test_a_diagnosis_is_printed(lr: float | str, tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(Spec.from_table(table(method__lr=lr)).toml())
+    words = ["diagnose", str(tmp_path / "spec.toml"), "--target", "0.5"]
+    text = CliRunner().invoke(app, words).stdout
     for word in (
         "L = max L_i",
         "(4) 4L²η̃²/ρ² ≤ 1",

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import settings, small
 from fedspan.nn.models import build, mlp
 from fedspan.tasks.regression import Regression
 from fedspan.theory.estimates import Effort, estimate, smoothness, variance
 from fedspan.theory.gradient_probe import all_clients
+from support.loops import settings, small
 from support.networks import network
 
 

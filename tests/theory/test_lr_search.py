@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import fedspan
-from conftest import advance, build, model, small, start
 from fedspan.api.step_size import budget_of, search
 from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
 from fedspan.nn.models import mlp
+from support.loops import advance, model, small, start
+from support.methods import build
 from support.networks import network
 
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,18 +31,16 @@ CONFIGS: dict[str, type] = {
     "training": Training, "participation": Participation, "projection": Projection, "engine": Engine,
     "privacy": Privacy,
 }  # fmt: skip
-P = ParamSpec("P")
-R = TypeVar("R")
+NOT_NONE = ("method", "rounds", "metrics", "callbacks")
 
 
-def _names_checked(function: Callable[P, R]) -> Callable[P, R]:
+def _names_checked(function: Any) -> Any:
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+    def checked(*args: Any, **kwargs: Any) -> Any:
         if not kwargs.keys() <= known.keys():
-            method: Any = kwargs.get("method", known["method"].default)
-            check_names(kwargs, known, as_method(method))
+            check_names(kwargs, known, as_method(kwargs.get("method", known["method"].default)))
         return function(*args, **kwargs)
 
     return checked
@@ -50,18 +48,14 @@ def _names_checked(function: Callable[P, R]) -> Callable[P, R]:
 
 def check_names(given: Mapping[str, Any], known: Collection[str], method: Method) -> None:
     """Refuses arguments that do not exist, and names the place of a setting that belongs elsewhere."""
-    homes = {"": type(method), **CONFIGS}
-    for name in given:
-        if name in known:
-            continue
-        for place, home in homes.items():
-            own = {field.name for field in registry.settings(home)}
-            if name in own:
-                both = ", ".join(
-                    f"{key}={shown(given[key])}" for key in given if key in own and key not in known
-                )
-                where = f"`{place}`: give {place}=" if place else "the method: give "
-                raise SpecError(f"`{name}` is a setting of {where}{home.__name__}({both})")
+    more = [name for name in given if name not in known]
+    for place, home in {"": type(method), **CONFIGS}.items():
+        own = {field.name for field in registry.settings(home)}
+        if more and more[0] in own:
+            both = ", ".join(f"{key}={shown(given[key])}" for key in more if key in own)
+            where = f"`{place}`: give {place}=" if place else "the method: give "
+            raise SpecError(f"`{more[0]}` is a setting of {where}{home.__name__}({both})")
+    for name in more[:1]:
         raise SpecError(f"there is no argument {name!r}{did_you_mean(name, known)}")
 
 
@@ -146,19 +140,17 @@ def fit(
             returns. Otherwise the process ends by the signal.
     """
     settings = dict(locals())
-    for name in ("seeds", "run_dir", "resume", "progress"):
-        del settings[name]
+    how = {name: settings.pop(name) for name in ("run_dir", "seeds", "resume", "progress")}
     spec, last = spec_of(**settings), _LastWeights(seed)
     # with a directory the model must be able to begin the run when it is resumed
     more = [last] if run_dir is None else []
-    weights: dict[str, torch.Tensor] = {}
     try:
-        result = run(spec, run_dir, seeds=seeds, resume=resume, progress=progress, callbacks=more)
-        weights = result.weights[0]
+        result = run(spec, callbacks=more, **how)
+        last.weights = result.weights[0]
     finally:  # after the last seed: each of them begins with the weights that were given
-        if weights := weights or last.weights:
-            model.load_state_dict(weights)
-    result.module = model
+        if last.weights:
+            model.load_state_dict(last.weights)
+    result.module = model.eval()
     return result
 
 
@@ -183,33 +175,32 @@ def spec_of(
     clients: Sequence[Any] | Mapping[str, Any],
     loss: OutputLoss | None = None,
     *,
-    method: Method | str | Mapping[str, Any] = "ssf",
     test: Any = None,
     validation: Any = None,
     objective: Loss | None = None,
-    metrics: Sequence[Any] | Callable[..., Any] | str = (),
-    clients_per_round: int | None = None,
-    batch_size: int | Literal["full"] | None = None,
-    callbacks: Sequence[Any] | Any = (),
     **settings: Any,
 ) -> Spec:
-    """The spec of a call of `fit`; `settings` are other fields of `Spec`, of which None takes the default."""
+    """The spec of a call of `fit`; `settings` are fields of `Spec`, of which None takes the default."""
+    own: dict[str, Any] = {"method": "ssf", "rounds": 100}
+    for name, value in settings.items():
+        if value is not None or name in NOT_NONE:
+            own[name] = as_setting(name, value)
+    metrics = own.get("metrics", ())
     if isinstance(metrics, str) or callable(metrics):
         metrics = (metrics,)
     if not isinstance(metrics, list | tuple | set | frozenset):
         raise SpecError(
             f"`metrics` must be a list of names or functions of (outputs, targets), got {shown(metrics)}"
         )
-    metrics = tuple(metrics)
+    own["metrics"] = tuple(metrics)
     if loss is not None and objective is not None:
         raise SpecError(
             "`loss` and `objective` are two ways to say what is minimized; give one of them"
         )
-    clients_per_round = as_setting("clients_per_round", clients_per_round)
     given = Material.of(
         model, clients, test=test, validation=validation, loss=loss, objective=objective
     )
-    if clients_per_round is not None:
+    if (clients_per_round := own.get("clients_per_round")) is not None:
         at_least("clients_per_round", clients_per_round, 1)
         if clients_per_round > len(given.clients):
             raise SpecError(
@@ -219,30 +210,20 @@ def spec_of(
         parts = [set(data) for data in given.at_hand if isinstance(data, Mapping)]
         if not any("train" in one and one & {"test", "validation"} for one in parts):
             raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
-        if settings.get("eval_clients_every") is None:
+        if "eval_clients_every" not in own:
             raise SpecError(
                 "`metrics` need `eval_clients_every` to be measured on the clients' own test data; give it, or `test`"
             )
-    batch_size = as_setting("batch_size", batch_size)
-    if batch_size is not None:
-        settings["batch_size"] = batch_size
+    batch_size = own.get("batch_size")
     for number, data in enumerate(given.at_hand if isinstance(batch_size, int | str) else ()):
         data = data.get("train") if isinstance(data, Mapping) else data
-        own = data.batch_size if isinstance(data, DataLoader) else None
-        if own is not None and own != batch_size:
+        size = data.batch_size if isinstance(data, DataLoader) else None
+        if size not in (None, batch_size):
             raise SpecError(
-                f"`batch_size` is {batch_size!r}, but the DataLoader of {given.who(number)} has {own}; leave out "
+                f"`batch_size` is {batch_size!r}, but the DataLoader of {given.who(number)} has {size}; leave out "
                 "`batch_size` to keep the loader's"
             )
-    return Spec(
-        rounds=as_setting("rounds", settings.pop("rounds", 100)),
-        method=as_method(method),
-        task=Custom(objects=given),
-        clients_per_round=clients_per_round,
-        metrics=metrics,
-        callbacks=as_callbacks(callbacks),
-        **{name: as_setting(name, value) for name, value in settings.items() if value is not None},
-    )
+    return Spec(**own | {"method": as_method(own["method"]), "task": Custom(objects=given)})
 
 
 def as_setting(name: str, value: Any) -> Any:

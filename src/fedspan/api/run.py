@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from fedspan.api.step_size import resolve, with_lr
-from fedspan.callbacks._event_log import EventLog
+from fedspan.callbacks._event_log import event_log
 from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.progress import Progress
 from fedspan.core import refusals, tables, wire
+from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.errors import (
     CheckpointError,
@@ -26,19 +27,29 @@ from fedspan.core.errors import (
     shown,
     true_or_false,
 )
+from fedspan.core.extras import versions
 from fedspan.core.files import removed_on_failure
+from fedspan.core.json_log import write_table
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
-from fedspan.core.reply import payload
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import say
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
 from fedspan.engine.per_client import PerClient, Recorder
-from fedspan.engine.provenance import CHECKPOINT, LR, OUTCOME, TRIALS, read_outcome, write_outcome
+from fedspan.engine.provenance import (
+    CHECKPOINT,
+    LR,
+    OUTCOME,
+    TRIALS,
+    USAGE,
+    read_outcome,
+    signing_key,
+    write_outcome,
+)
 from fedspan.engine.result import Result
-from fedspan.engine.run_dir import Keeping, execute
+from fedspan.engine.run_dir import execute
 from fedspan.engine.simulator import Simulator
 from fedspan.methods.box import projected_values
 from fedspan.nn.problem import TorchProblem
@@ -84,16 +95,13 @@ def run(
     seeds = int(seeds) if isinstance(seeds, np.integer) else seeds
     at_least("seeds", seeds, 1)
     at_most("seeds", seeds, 10_000)
-    for name, value in (
-        ("resume", resume),
-        ("progress", progress),
-        ("keep_checkpoint", keep_checkpoint),
-    ):
+    flags = {"resume": resume, "progress": progress, "keep_checkpoint": keep_checkpoint}
+    for name, value in flags.items():
         true_or_false(name, value)
     spec = as_spec(spec)
     out = None if run_dir is None else path_of("run_dir", run_dir)
     more = as_callbacks(callbacks)
-    refusals.check(refusals.Run(spec, more))
+    refusals.check(spec, more)
     _ = spec.torch_device  # refused where torch does not have it
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
@@ -108,12 +116,8 @@ def run(
     if out is not None and (out / TRIALS).exists() and not _holds_run(out, (spec.seed,)):
         resume = False  # interrupted in the search, before there was a run to resume
     if progress and isinstance(spec.method.lr, str):
-        first = (
-            "short trials"
-            if spec.method.lr == "search"
-            else "an estimate of the problem's constants"
-        )
-        say(f"lr = {spec.method.lr!r}: {first} before the run")
+        how = {"search": "short trials", "auto": "an estimate of the problem's constants"}
+        say(f"lr = {spec.method.lr!r}: {how[spec.method.lr]} before the run")
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     new = (lambda: ()) if out is None else (lambda: (out / LR, out))
     with removed_on_failure(new, lambda: out is not None and _holds_run(out, of_runs)):
@@ -121,9 +125,10 @@ def run(
         rule = None if found is None else found["rule"]
         bar = [Progress(rounds=spec.rounds, lr_rule=rule)] if progress else []
         every = [*spec.callbacks, *more, *bar]
-        keeping = Keeping(resume=resume, keep_checkpoint=keep_checkpoint)
         together = seeds == 1 or (spec.task.several_seeds and spec.dp is None)
-        result = (_run if together else _one_by_one)(spec, out, of_runs, keeping, every, made)
+        result = (_run if together else _one_by_one)(
+            spec, out, of_runs, every, made, resume=resume, keep_checkpoint=keep_checkpoint
+        )
     result.lr_search = found
     return result
 
@@ -131,14 +136,10 @@ def run(
 def _check_seeds(out: Path, seeds: int) -> None:
     """Refuses a directory with a run of another number of seeds."""
     several = len(list(out.glob(f"seed-*/{history.NAME}")))
-    held = 1 if (out / history.NAME).exists() else several
+    held = several or int((out / history.NAME).exists())
     ended = len(read_outcome(out).get("seeds", ())) if several else 0
-    if (
-        (held == 1 < seeds and not several)
-        or (several and seeds == 1)
-        or held > seeds
-        or ended not in (0, seeds)
-    ):
+    alone = held == 1 and not several
+    if (alone and seeds > 1) or (several and seeds == 1) or held > seeds or ended not in (0, seeds):
         raise CheckpointError(
             f"`seeds` is {seeds}, but {str(out)!r} holds a run of {ended or held}; give the `seeds` that it was begun "
             "with, or choose another `run_dir`"
@@ -147,10 +148,8 @@ def _check_seeds(out: Path, seeds: int) -> None:
 
 def _holds_run(out: Path, of_runs: tuple[int, ...]) -> bool:
     """Whether a directory has something to resume."""
-    return any(
-        (folder / CHECKPOINT).exists()
-        for folder in (out, *(out / f"seed-{seed}" for seed in of_runs))
-    )
+    folders = (out, *(out / f"seed-{seed}" for seed in of_runs))
+    return any((folder / CHECKPOINT).exists() for folder in folders)
 
 
 def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
@@ -169,32 +168,31 @@ def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
 def as_callbacks(given: Any) -> tuple[Callback, ...]:
     """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
     several = given if isinstance(given, list | tuple) else (given,)
-    return tuple(tables.as_choice("callback", one, "callbacks") for one in several)
+    return tuple(tables.build("callback", one, "callbacks") for one in several)
 
 
 def _one_by_one(
     spec: Spec,
     out: Path | None,
     of_runs: tuple[int, ...],
-    keeping: Keeping,
     callbacks: Sequence[Callback],
     made: list[Problem],
+    *,
+    resume: bool,
+    **keeping: Any,
 ) -> Result:
     """Several seeds of a task that cannot batch them."""
     results: list[Result] = []
+    key = None if out is None else signing_key()
     for seed in of_runs:
-        folder = None if out is None else out / f"seed-{seed}"
-        begun = folder is not None and any(
-            (folder / name).exists() for name in (CHECKPOINT, OUTCOME)
-        )
-        own = dataclasses.replace(keeping, resume=keeping.resume and begun, seeds=of_runs)
-        engine = spec.engine
+        folder, engine = None if out is None else out / f"seed-{seed}", spec.engine
+        begun = [name for name in (CHECKPOINT, OUTCOME) if folder and (folder / name).exists()]
         if engine.states_dir is not None:
-            engine = dataclasses.replace(
-                engine, states_dir=Path(engine.states_dir) / f"seed-{seed}"
-            )
+            states = Path(engine.states_dir) / f"seed-{seed}"
+            engine = dataclasses.replace(engine, states_dir=states)
         one = dataclasses.replace(spec, seed=seed, engine=engine)
-        results.append(_run(one, folder, (seed,), own, callbacks, made))
+        own = {"resume": resume and bool(begun), "apart": True} | keeping
+        results.append(_run(one, folder, (seed,), callbacks, made, **own))
         if not results[-1].finished:
             break
     joined = Result(
@@ -206,11 +204,14 @@ def _one_by_one(
         results[0].module,
         [weights for one in results for weights in one.weights],
         model_rounds={seed: t for one in results for seed, t in one.model_rounds.items()},
+        usage=results[0].usage,
     )
     rows = [{"seed": one.seeds[0], **row} for one in results for row in one.per_client]
     joined.per_client = PerClient(rows, spec.metrics, joined.model_rounds)
     if out is not None and joined.finished:
-        write_outcome(out, joined.seeds, joined.statuses)
+        if joined.usage:
+            write_table(out / USAGE, joined.usage)
+        write_outcome(out, joined, {"spec": joined.spec, "versions": versions()}, key=key)
     return joined
 
 
@@ -218,9 +219,11 @@ def _run(
     spec: Spec,
     out: Path | None,
     of_runs: tuple[int, ...],
-    keeping: Keeping,
     callbacks: Sequence[Callback],
     made: list[Problem],
+    *,
+    resume: bool,
+    **keeping: Any,
 ) -> Result:
     """A run on the problem that its step size was found on, or on a new one."""
     problem = made.pop() if made else None
@@ -228,25 +231,23 @@ def _run(
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
     if out is not None:
-        keeping = dataclasses.replace(keeping, costs=_costs(method, problem))
-    refusals.check(refusals.Run(dataclasses.replace(spec, method=method), callbacks, problem))
+        keeping["costs"] = _costs(method, problem)
+    refusals.check(dataclasses.replace(spec, method=method), callbacks, problem)
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
-    with Simulator(method, problem, spec.engine, resume=keeping.resume) as clients:
-        if spec.eval_clients_every is not None:
-            after = 1 + max(
+    with Simulator(method, problem, spec.engine, resume=resume) as clients:
+        if (
+            spec.eval_clients_every is not None
+        ):  # after `KeepBest`: it evaluates the model that is kept
+            last = max(
                 (n for n, one in enumerate(callbacks) if isinstance(one, KeepBest)), default=-1
             )
-            recorder = Recorder(
-                spec.eval_clients_every, spec.rounds
-            )  # which evaluates the model that is kept
-            callbacks = [*callbacks[:after], recorder, *callbacks[after:]]
+            recorder = Recorder(spec.eval_clients_every, spec.rounds)
+            callbacks = [*callbacks[: last + 1], recorder, *callbacks[last + 1 :]]
         spent = 0.0
         if spec.dp is not None and spec.dp.level == "example":
             examples = ExampleEpsilon(spec.dp, problem)
-            callbacks, spent = (
-                [*callbacks, examples],
-                examples.epsilon(spec.rounds * method.local_steps),
-            )
+            callbacks = [*callbacks, examples]
+            spent = examples.epsilon(spec.rounds * method.local_steps)
         elif chain.noise is not None:
             spent = chain.noise.epsilon(spec.rounds)
         if spent > MEANINGLESS:
@@ -257,7 +258,7 @@ def _run(
         loop = Loop(
             method, problem, clients, of_runs, clients_per_round, callbacks, out,
             chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
-            unbiased=spec.participation.unbiased, on_events=EventLog(),
+            unbiased=spec.participation.unbiased, on_events=event_log(),
         )  # fmt: skip
         problem.drop_start()
         if chain.noise is not None:
@@ -267,7 +268,7 @@ def _run(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
                 "no client holds", stacklevel=4,
             )  # fmt: skip
-        result = execute(loop, spec, keeping)
+        result = execute(loop, spec, resume=resume, **keeping)
     del loop, clients  # which hold the vectors of the server and of the clients
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])

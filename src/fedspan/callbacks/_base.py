@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
     from fedspan.engine.result import Result
 
+Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
+"""Functions that log the values of a round, and that close the tracker."""
 
+
+@dataclass(frozen=True)
 class Writer(Callback):
     """A callback that writes to `log_dir`, or else to the run directory."""
 
-    log_dir: str | Path | None
+    log_dir: str | Path | None = None
 
     def folder(self, run: Loop) -> Path:
         """Return the directory; refuse a run that has none."""
@@ -36,26 +41,19 @@ class Writer(Callback):
 
 @dataclass(frozen=True)
 class Logger(Writer):
-    """Sends the evaluations of each seed to a tracker of its own, opened at the first one.
+    """Send the evaluations of each seed to a tracker of its own, opened at the first one.
 
     Args:
         log_dir: Where the tracker writes; by default the run directory.
     """
 
-    log_dir: str | Path | None = None
-    _trackers: dict[int, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _trackers: dict[int, Tracker] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @abstractmethod
-    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Any:
+    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Tracker:
         """Return a tracker; `name` is that of a seed among several, `t` the first round it is given."""
-
-    @abstractmethod
-    def log(self, tracker: Any, values: dict[str, float], t: int) -> None:
-        """Send the numbers of round t."""
-
-    @abstractmethod
-    def close(self, tracker: Any) -> None:
-        """Close a tracker."""
 
     def on_run_start(self, run: Loop) -> None:
         """Refuse a run that has no directory to log to."""
@@ -63,7 +61,7 @@ class Logger(Writer):
         self._trackers.clear()
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
-        """Log each seed's numbers; a seed that has diverged gets no more."""
+        """Log the values of each seed; a seed that has diverged gets no more."""
         for number, lines in enumerate(run.lines):
             line: dict[str, Any] = lines[-1]
             if line["round"] != row.round:
@@ -77,12 +75,10 @@ class Logger(Writer):
                     "clients_per_round": run.clients_per_round,
                 }
                 self._trackers[number] = self.open(self.folder(run), name, row.round, settings)
-            values = {
-                name: value
-                for name, value in line.items()
-                if name not in ("round", "events", "diverged") and value is not None
-            }
-            self.log(self._trackers[number], values, row.round)
+            aside = ("round", "events", "diverged")
+            values = {k: v for k, v in line.items() if k not in aside and v is not None}
+            log, _ = self._trackers[number]
+            log(values, row.round)
 
     def on_run_end(self, run: Loop, result: Result) -> None:
         """Close the trackers."""
@@ -90,21 +86,17 @@ class Logger(Writer):
 
     def on_run_error(self, run: Loop) -> None:
         """Close the trackers."""
-        for tracker in self._trackers.values():
-            self.close(tracker)
+        for _, close in self._trackers.values():
+            close()
 
 
-class Judge(Callback):
-    """A callback that judges evaluations by `metric`, of which more or less is better as `mode` says."""
+def judged(run: Loop, metric: str | None, mode: Mode | None, number: int = 0) -> tuple[str, int]:
+    """Return the metric that a run is judged by, and the sign with which more of it is better."""
+    metric = judged_by(run.lines[number], metric, run.metrics)
+    return metric, sign_of(metric, run.metrics, mode)
 
-    metric: str | None
-    mode: Mode | None
 
-    def __post_init__(self) -> None:
-        if self.mode is not None:
-            one_of("mode", self.mode, ("min", "max"))
-
-    def judged_by(self, run: Loop, number: int = 0) -> tuple[str, int]:
-        """Return the metric, and the sign with which more of it is better."""
-        metric = judged_by(run.lines[number], self.metric, run.metrics)
-        return metric, sign_of(metric, run.metrics, self.mode)
+def check_mode(mode: Mode | None) -> None:
+    """Refuse what is neither "min" nor "max"."""
+    if mode is not None:
+        one_of("mode", mode, ("min", "max"))

@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 log = logging.getLogger("fedspan")
 NUMBERS = re.compile(r"[\d.,]+(?:e[+-]?\d+)?(?:[, ]+[\d.,]+(?:e[+-]?\d+)?)*")
 
 
 def kind_of(event: str) -> str:
-    """The event without its numbers: events that differ in these alone are of one kind."""
+    """Return the event without its numbers: events that differ in these alone are of one kind."""
     return NUMBERS.sub("#", event)
 
 
-class EventLog:
-    """Logs the first event of each kind."""
+def event_log() -> Callable[[Sequence[str]], None]:
+    """Return a function that logs the first event of each kind."""
+    seen: set[str] = set()
 
-    def __init__(self) -> None:
-        self.seen: set[str] = set()
-
-    def __call__(self, told: Sequence[str]) -> None:
-        for event in told:
-            kind = kind_of(event)
-            if kind not in self.seen:
-                self.seen.add(kind)
+    def logged(events: Sequence[str]) -> None:
+        for event in events:
+            if kind_of(event) not in seen:
+                seen.add(kind_of(event))
                 log.warning("%s (others of this kind are in the history alone)", event)
+
+    return logged

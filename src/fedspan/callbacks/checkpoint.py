@@ -1,9 +1,9 @@
-"""Keeps the model of every n-th round as a file of weights."""
+"""Keep the model of every n-th round as a file of weights."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedspan.callbacks._base import Writer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class Checkpoint(Writer):
-    """Writes `models/round-000010.safetensors` and so on, which `model.load_state_dict(load_file(path))` takes.
+    """Write `models/round-000010.safetensors` and so on, which `model.load_state_dict(load_file(path))` takes.
 
     A run that is interrupted continues from its own checkpoint in the run directory; it does not need this callback.
 
@@ -31,7 +31,6 @@ class Checkpoint(Writer):
 
     every: int = 10
     keep: int | None = None
-    log_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
         at_least("every", self.every, 1)
@@ -39,7 +38,7 @@ class Checkpoint(Writer):
             at_least("keep", self.keep, 1)
 
     def on_round_end(self, run: Loop) -> None:
-        """Writes the model of each seed."""
+        """Write the model of each seed."""
         if run.t % self.every:
             return
         folder = self.folder(run)
@@ -49,6 +48,5 @@ class Checkpoint(Writer):
             checkpoint.write_tensors(
                 place / f"round-{run.t:06}.safetensors", run.state_dict(number)
             )
-            models = sorted(place.glob("round-*.safetensors"))
-            for old in models[: -self.keep] if self.keep is not None else ():
+            for old in sorted(place.glob("round-*.safetensors"))[: -(self.keep or sys.maxsize)]:
                 old.unlink()

@@ -1,9 +1,8 @@
-"""Writes the evaluations to a CSV file, which spreadsheets and pandas read."""
+"""Write the evaluations to a CSV file, which spreadsheets and pandas read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedspan.callbacks._base import Writer
@@ -18,19 +17,16 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class CSV(Writer):
-    """Keeps `history.csv` up to date: a row per evaluation and seed, a column per metric.
+    """Keep `history.csv` up to date: a row per evaluation and seed, a column per metric.
 
     Args:
         log_dir: Where the file is; by default the run directory.
     """
 
-    log_dir: str | Path | None = None
-
     def on_evaluate(self, run: Loop, row: Row) -> None:
-        """Writes all rows anew, so that a resumed run has none twice."""
-        several = len(run.seeds) > 1
+        """Write all rows anew, so that a resumed run has none twice."""
         lines = [
-            ({"seed": seed} if several else {})
+            ({"seed": seed} if len(run.seeds) > 1 else {})
             | {name: value for name, value in line.items() if name != "events"}
             for seed, own in zip(run.seeds, run.lines, strict=True)
             for line in own

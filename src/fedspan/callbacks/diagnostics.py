@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class Diagnostics(Callback):
-    """Adds `grad_sq`, `drift`, `control_error`, `control_gap` and `correction_cos` to every evaluation.
+    """Add `grad_sq`, `drift`, `control_error`, `control_gap` and `correction_cos` to every evaluation.
 
     An evaluation then costs about two rounds of all clients and a pass over their data.
     """
@@ -28,7 +28,7 @@ class Diagnostics(Callback):
     needs_all_clients: ClassVar[bool] = True
 
     def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
-        """The quantities at the server's model."""
+        """Return the quantities at the server's model."""
         from fedspan.theory.diagnostics import measure
 
         return measure(run)

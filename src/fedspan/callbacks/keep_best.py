@@ -1,12 +1,14 @@
-"""Returns the best model of a run instead of the last one."""
+"""Return the best model of a run instead of the last one."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedspan.callbacks._base import Judge
+from fedspan.callbacks._base import check_mode, judged
 from fedspan.core import checkpoint
+from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError
 from fedspan.core.json_log import REMEDY, check_form
 from fedspan.core.registry import register
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 
 @register
 @dataclass(frozen=True)
-class KeepBest(Judge):
-    """Keeps the model with the best value of a metric; the result and the saved model are that one.
+class KeepBest(Callback):
+    """Keep the model with the best value of a metric; the result and the saved model are that one.
 
     `result.best`, `result.per_client.last` and the metrics of the result are those of that model.
 
@@ -37,8 +39,11 @@ class KeepBest(Judge):
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    def __post_init__(self) -> None:
+        check_mode(self.mode)
+
     def on_run_start(self, run: Loop) -> None:
-        """Takes up the best model of an interrupted run."""
+        """Take up the best model of an interrupted run."""
         self._kept.clear()
         if run.run_dir is not None and any(run.lines):
             path = run.run_dir / BEST
@@ -49,23 +54,18 @@ class KeepBest(Judge):
             if not meta["best"].keys() <= set(map(str, range(len(run.seeds)))):
                 raise CheckpointError(f"{str(path)!r} is damaged: it is of other seeds; {REMEDY}")
             for key, value in meta["best"].items():
-                own = {
-                    n.removeprefix(f"{key}."): a
-                    for n, a in arrays.items()
-                    if n.startswith(f"{key}.")
-                }
+                split = [(name.partition("."), array) for name, array in arrays.items()]
+                own = {name: array for (place, _, name), array in split if place == key}
                 check_weights(own, run.state_dict(int(key)), repr(str(path)))
                 self._kept[int(key)] = (value, own)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
-        """Keeps the model where it is the best so far."""
+        """Keep the model where it is the best so far."""
         improved = False
         for number, lines in enumerate(run.lines):
-            metric, sign = self.judged_by(run, number)
+            metric, sign = judged(run, self.metric, self.mode, number)
             value = lines[-1].get(metric)
-            if value is None:
-                continue
-            if number not in self._kept or sign * value > self._kept[number][0]:
+            if value is not None and sign * value > self._kept.get(number, (-math.inf,))[0]:
                 self._kept[number], improved = (sign * value, run.state_dict(number)), True
         if not improved or run.run_dir is None:
             return
@@ -79,10 +79,10 @@ class KeepBest(Judge):
         checkpoint.save(run.run_dir / BEST, arrays, meta)
 
     def on_run_end(self, run: Loop, result: Result) -> None:
-        """Puts the best models in the place of the last ones."""
+        """Put the best models in the place of the last ones."""
         for number, (_, weights) in self._kept.items():
             result.weights[number] = weights
-            metric, sign = self.judged_by(run, number)
+            metric, sign = judged(run, self.metric, self.mode, number)
             known = [line for line in run.lines[number] if line.get(metric) is not None]
             _, best = max((sign * line[metric], -line["round"]) for line in known)  # the first
             result.model_rounds[run.seeds[number]] = int(-best)

@@ -1,4 +1,4 @@
-"""Prints a run's settings and one line per evaluation, with a progress bar on a terminal."""
+"""Print a run's settings and one line per evaluation, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from fedspan.core import registry
@@ -14,6 +14,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.method import DETAILS
 from fedspan.core.registry import register
 from fedspan.core.terminal import say
+from fedspan.data.schema import Schema
 from fedspan.methods.box import projected_values
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class Progress(Callback):
-    """Shows what is run and how far it is. All of it is printed to stderr.
+    """Show what is run and how far it is. All of it is printed to stderr.
 
     Args:
         rounds: The length of the run; None shows no bar.
@@ -38,29 +39,42 @@ class Progress(Callback):
     _bars: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def on_run_start(self, run: Loop) -> None:
-        """Prints the settings, and opens the bar."""
-        console = Console(stderr=True)
-        say(self._settings(run), console)
+        """Print the settings, and open the bar."""
+        method, console = run.method, Console(stderr=True)
+        name = registry.name_of(method) if registry.is_registered(method) else type(method).__name__
+        weights = "equal weights" if run.problem.weights is None else "weights by examples"
+        lr = f"{method.lr:.3g}" if isinstance(method.lr, float | int) else str(method.lr)
+        found = "" if self.lr_rule is None else f" ({self.lr_rule})"
+        clients = f"{run.clients_per_round} of {run.problem.clients} clients per round"
+        line = f"{name}: {clients}, {weights}, {method.local_steps} local steps, lr {lr}{found}"
+        sizes = projected_values(method, run.problem.layout)
+        if sizes is not None:
+            projected, sent, parameters = sizes
+            line += f"\n{projected:,} of {parameters:,} parameters are projected, {sent:,} values are sent up"
+            if not projected:
+                line += (
+                    f": {name} has nothing to gain here, because biases, tensors of fewer than `min_numel` parameters "
+                    "and the output head are sent in full; `project_modules` of `projection` names others"
+                )
+        say(line, console)
+        if schema := run.problem.usage.get("schema"):
+            for line in Schema.of(schema).lines():
+                say(line, console)
         self._bars.clear()
         if console.is_terminal and self.rounds is not None:
-            columns = [
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-            ]
-            bars = Bars(*columns, console=console, transient=True)
-            bars.add_task("rounds", total=self.rounds, completed=run.t)
+            columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            bars = Bars("rounds", *columns, console=console, transient=True)
+            bars.add_task("", total=self.rounds, completed=run.t)
             bars.start()
             self._bars.append(bars)
 
     def on_round_end(self, run: Loop) -> None:
-        """Moves the bar."""
+        """Move the bar."""
         for bars in self._bars:
             bars.update(bars.task_ids[0], completed=run.t)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
-        """Prints the metrics."""
+        """Print the metrics."""
         if not self.lines:
             return
         console = self._bars[0].console if self._bars else None
@@ -70,39 +84,17 @@ class Progress(Callback):
                 console,
             )
         values = "  ".join(
-            f"{name} {value.mean():.4g}"
-            for name, value in row.metrics.items()
-            if name not in DETAILS
+            f"{name} {each.mean():.4g}" for name, each in row.metrics.items() if name not in DETAILS
         )
         sizes = f"{row.up_bytes.mean() / 1e6:.3g} MB up  {row.down_bytes.mean() / 1e6:.3g} MB down"
         of_all = "" if self.rounds is None else f"/{self.rounds}"
         say(f"round {row.round}{of_all}  {values}  {sizes}", console)
 
     def on_run_end(self, run: Loop, result: Result) -> None:
-        """Closes the bar."""
+        """Close the bar."""
         self.on_run_error(run)
 
     def on_run_error(self, run: Loop) -> None:
-        """Closes the bar."""
+        """Close the bar."""
         for bars in self._bars:
             bars.stop()
-
-    def _settings(self, run: Loop) -> str:
-        n, method = run.problem.clients, run.method
-        name = registry.name_of(method) if registry.is_registered(method) else type(method).__name__
-        weights = "equal weights" if run.problem.weights is None else "weights by examples"
-        lr = f"{method.lr:.3g}" if isinstance(method.lr, float | int) else str(method.lr)
-        found = "" if self.lr_rule is None else f" ({self.lr_rule})"
-        clients = f"{run.clients_per_round} of {n} clients per round"
-        line = f"{name}: {clients}, {weights}, {method.local_steps} local steps, lr {lr}{found}"
-        found_values = projected_values(method, run.problem.layout)
-        if found_values is None:
-            return line
-        projected, sent, parameters = found_values
-        line += f"\n{projected:,} of {parameters:,} parameters are projected, {sent:,} values are sent up"
-        if projected:
-            return line
-        return (
-            f"{line}: {name} has nothing to gain here, because biases, tensors of fewer than `min_numel` parameters "
-            "and the output head are sent in full; `project_modules` of `projection` names others"
-        )

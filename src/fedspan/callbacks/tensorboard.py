@@ -1,4 +1,4 @@
-"""Logs evaluations to TensorBoard."""
+"""Log evaluations to TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspan.callbacks._base import Logger
+from fedspan.callbacks._base import Logger, Tracker
 from fedspan.core.extras import needs
 from fedspan.core.registry import register
 
@@ -14,20 +14,19 @@ from fedspan.core.registry import register
 @register
 @dataclass(frozen=True)
 class TensorBoard(Logger):
-    """Writes scalars to an event file, which `tensorboard --logdir` shows."""
+    """Write scalars to an event file, which `tensorboard --logdir` shows."""
 
     def __post_init__(self) -> None:
         needs("tensorboard", "tensorboard")
 
-    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Any:
+    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Tracker:
         from torch.utils.tensorboard import SummaryWriter
 
         # What an interrupted run has logged beyond its checkpoint is hidden: it comes again.
-        return SummaryWriter(str(folder / "tensorboard" / name), purge_step=t)
+        writer = SummaryWriter(str(folder / "tensorboard" / name), purge_step=t)
 
-    def log(self, tracker: Any, values: dict[str, float], t: int) -> None:
-        for name, value in values.items():
-            tracker.add_scalar(name, value, t)
+        def log(values: dict[str, float], t: int) -> None:
+            for key, value in values.items():
+                writer.add_scalar(key, value, t)
 
-    def close(self, tracker: Any) -> None:
-        tracker.close()
+        return log, writer.close

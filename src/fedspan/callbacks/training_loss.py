@@ -21,11 +21,11 @@ NAME = "training_loss"
 @register
 @dataclass(frozen=True, kw_only=True)
 class TrainingLoss(Callback):
-    """Reports `training_loss` at every evaluation: the mean loss on up to 64 examples each of up to 10 clients."""
+    """Report `training_loss` at every evaluation: the mean loss on up to 64 examples each of up to 10 clients."""
 
     needs_all_clients: ClassVar[bool] = True
 
     def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
-        """The loss; nothing where the task has no training loss."""
+        """Return the loss; nothing where the task has no training loss."""
         found = run.problem.training_loss(run.model(), run.buffers)
         return {} if found is None else {NAME: found}

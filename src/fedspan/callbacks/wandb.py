@@ -1,4 +1,4 @@
-"""Logs evaluations to Weights & Biases, offline by default."""
+"""Log evaluations to Weights & Biases, offline by default."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedspan.callbacks._base import Logger
+from fedspan.callbacks._base import Logger, Tracker
 from fedspan.core.extras import needs
 from fedspan.core.registry import register
 
@@ -15,7 +15,7 @@ from fedspan.core.registry import register
 @register
 @dataclass(frozen=True)
 class WandB(Logger):
-    """Writes a W&B run to disk, which `wandb sync` uploads. The environment's WANDB_MODE overrides "offline".
+    """Write a W&B run to disk, which `wandb sync` uploads. The environment's WANDB_MODE overrides "offline".
 
     Args:
         project: The W&B project.
@@ -26,10 +26,10 @@ class WandB(Logger):
     def __post_init__(self) -> None:
         needs("wandb", "wandb")
 
-    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Any:
+    def open(self, folder: Path, name: str, t: int, settings: dict[str, Any]) -> Tracker:
         import wandb
 
-        return wandb.init(
+        run = wandb.init(
             project=self.project,
             name="/".join((folder / name).parts[-2:]),
             dir=str(folder),
@@ -37,9 +37,4 @@ class WandB(Logger):
             mode=os.environ.get("WANDB_MODE", "offline"),
             reinit="create_new",  # seeds of one batched computation are runs side by side
         )
-
-    def log(self, tracker: Any, values: dict[str, float], t: int) -> None:
-        tracker.log(values, step=t)
-
-    def close(self, tracker: Any) -> None:
-        tracker.finish()
+        return lambda values, t: run.log(values, step=t), run.finish

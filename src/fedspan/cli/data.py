@@ -7,57 +7,42 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedspan.data.download import Seen
     from fedspan.data.sets import DataSet
 
 
 def command(
-    action: Annotated[
-        str | None, typer.Argument(metavar="[get]", help="get: bring data sets to this machine.")
-    ] = None,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="The data sets.")
-    ] = None,
+    action: Annotated[str | None, typer.Argument(metavar="[get]")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None,
 ) -> None:
     """List data sets and models by name, or get some of them.
 
     `fedspan data get mnist` downloads, checks and converts the official files. They are kept in FEDSPAN_DATA, by
     default `fedspan` in the cache directory of the platform.
+
+    Args:
+        action: get: bring data sets to this machine.
+        names: The data sets.
     """
+    from fedspan.cli._tables import say, size
     from fedspan.core.errors import one_of
-    from fedspan.data import sets
+    from fedspan.data import sets, store
 
     if action is None:
-        _list()
+        for name in sets.names():
+            found = sets.find(name)
+            state = "here" if found.here() else f"not here; {found.command}"
+            say(f"{name} ({size(found.size)}, {state})" if found.size else f"{name} ({state})")
+            say(f"    {found.about}\n    clients: {found.clients}")
+            say(f"    licence: {found.licence}\n    source: {found.source}")
+        say(f"\nThe data directory: {store.folder()} (set FEDSPAN_DATA to choose another)")
         return
     if action in sets.names():
         raise typer.BadParameter(f"write `fedspan data get {' '.join([action, *(names or ())])}`")
     one_of("action", action, ("get",))
     if not names:
         raise typer.BadParameter(f"name what to get: {', '.join(sets.names())}")
-    for name in names:
-        sets.find(name)
-    for name in dict.fromkeys(names):
-        _get(sets.find(sets.find(name).part_of or name))
-
-
-def _list() -> None:
-    from fedspan.cli._tables import say, size
-    from fedspan.data import sets, store
-
-    for name in sets.names():
-        found = sets.find(name)
-        state = "here" if sets.here(name) else f"not here; {found.command}"
-        about = [
-            found.about,
-            f"clients: {found.clients}",
-            f"licence: {found.licence}",
-            f"source: {found.source}",
-        ]
-        say(f"{name} ({size(found.size)}, {state})" if found.size else f"{name} ({state})")
-        for text in about:
-            say(f"    {text}")
-    say(f"\nThe data directory: {store.folder()} (set FEDSPAN_DATA to choose another)")
+    for found in [sets.find(name) for name in dict.fromkeys(names)]:
+        _get(sets.find(found.part_of or found.name))
 
 
 def _get(found: DataSet) -> None:
@@ -66,17 +51,18 @@ def _get(found: DataSet) -> None:
 
     from fedspan.cli._tables import say
     from fedspan.data import sets
+    from fedspan.huggingface import hub_data
 
-    if sets.made(found.name) or (found.package is not None and sets.here(found.name)):
+    if found.places() or (found.package and found.here()):
         say(f"{found.name} is here")
         return
-    columns = [
+    progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
-    ]
-    progress = Progress(*columns, console=Console(stderr=True))
+        console=Console(stderr=True),
+    )
     bars = {}
 
     def seen(name: str, done: int, total: int) -> None:
@@ -86,25 +72,12 @@ def _get(found: DataSet) -> None:
         progress.update(bars[name], completed=done)
 
     try:
-        if not _from_hub(found, seen):
+        try:
+            sets.get(found, seen, hub_data.load if hub_data.installed() else None)
+        except sets.HubError as error:
+            typer.echo(f"{error}; taking the official files", err=True)
             sets.get(found, seen)
     finally:
         if bars:
             progress.stop()
-    say(f"{found.name} is here: {', '.join(str(path) for path in sets.paths(found.name).values())}")
-
-
-def _from_hub(found: DataSet, seen: Seen) -> bool:
-    """Whether Hugging Face's hub gave the data set; if not, its official files are taken."""
-    from fedspan.data import sets
-    from fedspan.huggingface import hub_data
-
-    if found.hub is None or sets.here(found.name) or not hub_data.installed():
-        return False
-    try:
-        hub_data.reach()
-        sets.get(found, seen, hub_data.load)
-    except sets.HubError as error:
-        typer.echo(f"{error}; taking the official files", err=True)
-        return False
-    return True
+    say(f"{found.name} is here: {', '.join(map(str, found.places().values()))}")

@@ -45,28 +45,21 @@ def command(
             raise typer.BadParameter(
                 "--live writes nothing; leave --out out, or run without --live"
             )
-        return _follow(run_dirs, metric, port)
+        from fedspan.study.live import Server
+
+        # a shell's background jobs begin with Ctrl-C ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        where = ", ".join(map(str, run_dirs))
+        server = Server(run_dirs, metric, command_line(), port)
+        with server, suppress(KeyboardInterrupt):  # Ctrl-C is its usual end
+            typer.echo(f"http://127.0.0.1:{server.server_port}/ follows {where}; Ctrl-C ends it")
+            server.serve_forever(poll_interval=0.2)
+        return
     from fedspan.study import report
 
     report.check_places(run_dirs)
     if out is None and (len(run_dirs) > 1 or not run_dirs[0].is_dir()):
         raise typer.BadParameter("give --out, the directory for the results")
-    for path in report.report(
-        run_dirs, out or run_dirs[0], formats.split(","), metric, command_line()
-    ):
+    made = report.report(run_dirs, out or run_dirs[0], formats.split(","), metric, command_line())
+    for path in made:
         typer.echo(path)
-    return None
-
-
-def _follow(run_dirs: list[Path], metric: str | None, port: int) -> None:
-    """Serve the live page until Ctrl-C, which is its usual end."""
-    from fedspan.study.live import serve
-
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs begin with Ctrl-C ignored
-    with serve(run_dirs, metric, command_line(), port) as server, suppress(KeyboardInterrupt):
-        typer.echo(
-            f"http://127.0.0.1:{server.server_port}/ follows {', '.join(map(str, run_dirs))}; Ctrl-C ends it"
-        )
-        server.serve_forever(poll_interval=0.2)

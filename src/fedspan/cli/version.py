@@ -7,6 +7,6 @@ import typer
 
 def command() -> None:
     """Show the versions of fedspan, Python, torch and NumPy."""
-    from fedspan.core.versions import versions
+    from fedspan.core.extras import versions
 
     typer.echo("  ".join(f"{name} {number}" for name, number in versions().items()))

@@ -5,6 +5,8 @@ What everyone sets is flat (`Settings`, and `Spec` in `core.spec`). The rest is 
 
 from __future__ import annotations
 
+import contextlib
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +94,7 @@ class Participation:
         from fedspan.core.tables import accept_choices  # which imports this module
 
         accept_choices(self)
-        one_of("weights", self.weights, ("uniform", "examples"))
+        one_of("weights", self.weights, typing.get_args(Weights))
         if self.screen is not None:
             positive("screen", self.screen)
             if self.screen < 1:
@@ -152,7 +154,7 @@ class Engine:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        one_of("simulate", self.simulate, ("auto", "loop", "batched", "pool"))
+        one_of("simulate", self.simulate, typing.get_args(Simulate))
         if self.workers is not None:
             at_least("workers", self.workers, 1)
             at_most("workers", self.workers, 10_000)
@@ -192,11 +194,12 @@ class Settings:
     privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batch_size, str) or self.batch_size != "full":
-            if isinstance(self.batch_size, str):
+        if isinstance(self.batch_size, str):
+            if self.batch_size != "full":
                 raise SpecError(
                     f"`batch_size` must be a whole number or 'full', got {shown(self.batch_size)}"
                 )
+        else:
             at_least("batch_size", self.batch_size, 1)
             if self.batch_size > MOST_EXAMPLES:
                 raise SpecError(
@@ -204,13 +207,11 @@ class Settings:
                 )
         one_of("dtype", self.dtype, DTYPES)
         several = not isinstance(self.metrics, str) and not callable(self.metrics)
-        object.__setattr__(
-            self, "metrics", items("metrics", self.metrics) if several else (self.metrics,)
-        )
+        metrics = items("metrics", self.metrics) if several else (self.metrics,)
+        object.__setattr__(self, "metrics", metrics)
         if isinstance(self.device, torch.device):
             object.__setattr__(self, "device", str(self.device))
-        if not isinstance(self.device, str) or self.device != "auto":
-            self._device()
+        self._device()
 
     @property
     def dp(self) -> Privacy | None:
@@ -231,33 +232,25 @@ class Settings:
     def torch_device(self) -> torch.device:
         """The device that local steps run on; "auto" is CUDA where it is available. Refused where torch lacks it."""
         found = self._device()
-        if found.type in ("cpu", "meta"):
-            return found
-        backend = torch.backends.mps if found.type == "mps" else getattr(torch, found.type)
-        if not backend.is_available():
-            word = {"cuda": "CUDA"}.get(found.type, found.type)
+        try:
+            torch.empty(0, device=found)
+        except (RuntimeError, AssertionError):  # the second where torch was built without CUDA
             raise SpecError(
-                f"`device` is {str(self.device)!r}, but torch finds no {word} here; use 'auto' or 'cpu'"
-            )
-        if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-            last = f"cuda:{torch.cuda.device_count() - 1}"
-            raise SpecError(f"`device` is {str(self.device)!r}, but the last one here is {last!r}")
+                f"`device` is {str(self.device)!r}, but torch finds no such device here; use 'auto' or 'cpu'"
+            ) from None
         return found
 
     def _device(self) -> torch.device:
         """`device` as torch has it, on whatever machine."""
-        try:
-            if not isinstance(self.device, str):
-                raise RuntimeError
+        if isinstance(self.device, str):
             auto = "cuda" if torch.cuda.is_available() else "cpu"
-            found = torch.device(auto if self.device == "auto" else self.device)
-            if found.type not in DEVICES:
-                raise RuntimeError
-        except RuntimeError:
-            raise SpecError(
-                f"`device` must be 'auto', 'cpu' or a device such as 'cuda:0', got {shown(self.device)}"
-            ) from None
-        return found
+            with contextlib.suppress(RuntimeError):
+                found = torch.device(auto if self.device == "auto" else self.device)
+                if found.type in DEVICES:
+                    return found
+        raise SpecError(
+            f"`device` must be 'auto', 'cpu' or a device such as 'cuda:0', got {shown(self.device)}"
+        )
 
     @property
     def examples_per_batch(self) -> int:

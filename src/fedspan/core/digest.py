@@ -38,11 +38,10 @@ def digest_of_arrays(arrays: Mapping[str, torch.Tensor], *parts: str, size: int 
     return digest(*found, size=size)
 
 
-def digest_of_file(path: Path, kind: str = "blake2b") -> str:
-    """A hash of a file: 16 bytes, or "sha256"."""
+def sha256(path: Path) -> str:
+    """The hash of a file, as sha256sum prints it."""
     with path.open("rb") as file:
-        short = functools.partial(hashlib.blake2b, digest_size=16)
-        return hashlib.file_digest(file, kind if kind == "sha256" else short).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def raw(array: torch.Tensor) -> memoryview:

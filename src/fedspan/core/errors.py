@@ -20,11 +20,8 @@ class FedspanError(Exception):
     """Base class of errors that the user can correct; the message says how, on one line and without endless values."""
 
     def __init__(self, message: str = "") -> None:
-        line = re.sub(
-            r"\S{200,}",
-            lambda word: f"{word[0][:60]}…{word[0][-20:]}",
-            " ".join(message.splitlines()),
-        )
+        line = " ".join(message.splitlines())
+        line = re.sub(r"(\S{60})\S{120,}(\S{20})", r"\1…\2", line)
         super().__init__(line if len(line) <= 1000 else f"{line[:600]} … {line[-300:]}")
 
 
@@ -62,13 +59,10 @@ class Terminated(BaseException):
 
 def one_line(text: object, most: int = 300) -> str:
     """What somebody else said, safe for a log: printable, on one line, and not long."""
-    said = " ".join("".join(c if c.isprintable() else " " for c in str(text)[: 4 * most]).split())
-    kind = (
-        f"{type(text).__name__}: "
-        if isinstance(text, Exception) and not isinstance(text, FedspanError)
-        else ""
-    )
-    return f"{kind}{said}"[:most]
+    said = "".join(c if c.isprintable() else " " for c in str(text)[: 4 * most])
+    foreign = isinstance(text, Exception) and not isinstance(text, FedspanError)
+    kind = f"{type(text).__name__}: " if foreign else ""
+    return f"{kind}{' '.join(said.split())}"[:most]
 
 
 def positive(name: str, value: object) -> None:
@@ -128,11 +122,9 @@ def shown(value: object) -> str:
 
 
 def _finite(value: object) -> TypeGuard[int | float]:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isinstance(value, int) or math.isfinite(
-        value
-    )  # a whole number may be too large to be asked
+    # a whole number may be too large to be asked
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole or (isinstance(value, float) and math.isfinite(value))
 
 
 def true_or_false(name: str, value: object) -> None:
@@ -150,12 +142,9 @@ def number(name: str, value: object) -> float:
 
 def items(name: str, value: Any, of: str = "names") -> tuple[Any, ...]:
     """The members of a list, a tuple or the like; refuses text, tables and what has no members."""
-    if isinstance(value, str | bytes):
-        raise SpecError(
-            f"`{name}` must be a list of {of}, got {shown(value)}; write [{shown(value)}]"
-        )
     if not isinstance(value, list | tuple | set | frozenset) and type(value).__name__ != "ndarray":
-        raise SpecError(f"`{name}` must be a list of {of}, got {shown(value)}")
+        hint = f"; write [{shown(value)}]" if isinstance(value, str | bytes) else ""
+        raise SpecError(f"`{name}` must be a list of {of}, got {shown(value)}{hint}")
     return tuple(value)
 
 
@@ -188,7 +177,6 @@ def one_of(name: str, value: object, choices: Iterable[str]) -> None:
 def did_you_mean(value: object, known: Iterable[str]) -> str:
     """A hint at the nearest of the known names, if one is near."""
     lower = {name.lower(): name for name in map(str, known)}
-    near = (
-        difflib.get_close_matches(value[:100].lower(), lower, n=1) if isinstance(value, str) else []
-    )
+    word = value[:100].lower() if isinstance(value, str) else ""
+    near = difflib.get_close_matches(word, lower, n=1)
     return f" (did you mean {lower[near[0]]!r}?)" if near else ""

@@ -1,11 +1,15 @@
-"""Optional libraries: checked before the work begins, with the command that installs them."""
+"""Libraries: optional ones are checked before the work begins; numbers depend on the versions of others."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import platform
 from collections.abc import Iterable
+from importlib.metadata import version
 from typing import Any
 
+import fedspan
 from fedspan.core.errors import FedspanError
 
 
@@ -26,3 +30,10 @@ def data_frame(rows: Iterable[dict[str, Any]]) -> Any:
     import pandas as pd
 
     return pd.DataFrame(rows)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The versions of fedspan, Python, torch and NumPy, found without importing them."""
+    others = {name: version(name) for name in ("torch", "numpy")}
+    return {"fedspan": fedspan.__version__, "python": platform.python_version(), **others}

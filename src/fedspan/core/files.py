@@ -72,29 +72,31 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
             remove(path)
 
 
-def append(path: Path, data: Bytes) -> None:
-    """Adds to the end of a file in one piece; where that fails, the file is as before."""
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
     with disk_errors(path):
-        file = system.open_bytes(path, os.O_WRONLY | os.O_CREAT)
+        file = system.open_bytes(path, flags)
         try:
-            end = os.fstat(file).st_size
-            try:
-                write_at(file, data, end)
-            except OSError:
-                os.ftruncate(file, end)
-                raise
+            yield file
         finally:
             os.close(file)
+
+
+def append(path: Path, data: Bytes) -> None:
+    """Adds to the end of a file in one piece; where that fails, the file is as before."""
+    with _opened(path, os.O_WRONLY | os.O_CREAT) as file:
+        end = os.fstat(file).st_size
+        try:
+            write_at(file, data, end)
+        except OSError:
+            os.ftruncate(file, end)
+            raise
 
 
 def sync(path: Path) -> None:
     """Makes what was appended to a file survive a loss of power."""
-    with disk_errors(path):
-        file = system.open_bytes(path, os.O_WRONLY)
-        try:
-            system.flush(file)
-        finally:
-            os.close(file)
+    with _opened(path, os.O_WRONLY) as file:
+        system.flush(file)
 
 
 def make_dir(path: Path) -> None:

@@ -24,22 +24,13 @@ NO_FORM: Form = {}
 DEEPEST = 50  # lists and tables in one another
 CHECK = "checksum"  # the last key of a table or line
 REMEDY = "put it back, or run again in another directory"
-SHORT, LONG = (
-    6,
-    32,
-)  # bytes of a checksum: against damage, and against somebody who looks for another text with it
+SIZE = 32  # bytes of a checksum, which nobody can find another text for
 
 
 def write_table(path: Path, table: Mapping[str, Any], *, private: bool = False) -> None:
     """Writes a small table."""
-    write_atomic(path, table_text(table), private=private)
-
-
-def table_text(table: Mapping[str, Any]) -> bytes:
-    """The text of a small table."""
-    return (
-        json.dumps({**table, CHECK: digest(json.dumps(table), size=SHORT)}, indent=1) + "\n"
-    ).encode()
+    whole = {**table, CHECK: digest(json.dumps(table), size=SIZE)}
+    write_atomic(path, (json.dumps(whole, indent=1) + "\n").encode(), private=private)
 
 
 def read_table(
@@ -48,7 +39,7 @@ def read_table(
     """Reads what `write_table` wrote; CheckpointError with a remedy where it is damaged, or not of its form."""
     try:
         table = dict(json.loads(path.read_bytes()))
-        damaged = table.pop(CHECK) != digest(json.dumps(table), size=SHORT)
+        damaged = table.pop(CHECK) != digest(json.dumps(table), size=SIZE)
     except (ValueError, TypeError, KeyError, RecursionError):
         damaged = True
     if damaged:
@@ -103,84 +94,75 @@ def _shallow(value: Any, most: int = DEEPEST) -> bool:
 
 
 class JsonLog:
-    """A file of lines that is being written; the checksum of the last line stands for all of them."""
+    """A file of lines that is being written; the checksum of the last line stands for all of them.
+
+    Args:
+        path: The file.
+        lines: What it holds from the beginning.
+        checks: Name of a file → the checksum of its last line, which is kept up to date.
+        name: That of this file.
+        private: Only the owner may read it.
+    """
 
     def __init__(
-        self, path: Path, lines: Iterable[Line] = (), size: int = SHORT, private: bool = False
+        self,
+        path: Path,
+        lines: Iterable[Line] = (),
+        checks: dict[str, str] | None = None,
+        name: str = "",
+        private: bool = False,
     ) -> None:
-        self.path, self.size = path, size
+        self.path, self.name, self.checks = path, name, {} if checks is None else checks
         make_dir(path.parent)
-        text, self.check = lines_text(lines, size=size)
+        text, self.checks[name] = lines_text(lines)
         write_atomic(path, text, private=private)
 
     def append(self, *lines: Line) -> None:
         """Adds lines in one piece."""
-        text, check = lines_text(lines, self.check, self.size)
+        text, check = lines_text(lines, self.checks[self.name])
         append(self.path, text)
-        self.check = check
+        self.checks[self.name] = check
 
 
-def lines_text(
-    lines: Iterable[Mapping[str, Any]], before: str = "", size: int = SHORT
-) -> tuple[bytes, str]:
+def lines_text(lines: Iterable[Mapping[str, Any]], before: str = "") -> tuple[bytes, str]:
     """(the text of lines, the checksum of the last one) after a line with checksum `before`."""
     parts = []
     for line in lines:
         text = json.dumps(line, allow_nan=False)
-        before = digest(before + text, size=size)
+        before = digest(before + text, size=SIZE)
         parts.append(f'{text[:-1]}{", " if line else ""}"{CHECK}": "{before}"}}\n')
     return "".join(parts).encode(), before
 
 
-def read_lines(path: Path, size: int = SHORT) -> tuple[list[Line], list[str]]:
+def read_lines(path: Path, until: str | None = None) -> tuple[list[Line], list[str]]:
     """(lines, the checksum of each); a last line that was cut short is left out.
 
+    Args:
+        path: The file.
+        until: The checksum of the last line to read, as a checkpoint holds it; "" for none. By default all are read.
+
     Raises:
-        CheckpointError: A line is not as it was written.
+        CheckpointError: A line is not as it was written, or there is none with this checksum.
     """
     lines, checks, before = list[Line](), list[str](), ""
-    *raw, _ = path.read_bytes().split(b"\n")
+    raw = path.read_bytes().split(b"\n")[:-1] if until is None or path.exists() else []
     for number, text in enumerate(raw, 1):
-        line, check = _read_line(text, before, size)
-        if line is None:
+        if before == until:
+            break
+        try:
+            line = dict(json.loads(text))
+            check = line.pop(CHECK)
+            damaged = check != digest(before + json.dumps(line), size=SIZE)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            damaged = True
+        if damaged:
             raise CheckpointError(
                 f"line {number} of {str(path)!r} is damaged; delete the folder and run again"
             )
         lines.append(line)
-        checks.append(check)
-        before = check
-    return lines, checks
-
-
-def read_until(path: Path, check: str, size: int = SHORT) -> list[Line]:
-    """The lines up to the one with this checksum, which a checkpoint holds; none where it holds no checksum."""
-    if not check:
-        return []
-    lines, checks = read_lines(path, size) if path.exists() else ([], [])
-    if check not in checks:
+        checks.append(before := check)
+    if until not in (None, before):
         raise CheckpointError(
             f"{str(path)!r} is missing or of another run; put it back, or start the run again"
         )
-    return lines[: checks.index(check) + 1]
-
-
-def undamaged(path: Path, size: int = SHORT) -> list[Line]:
-    """The lines of a file that are as they were written, whatever happened to the others."""
-    found, before = list[Line](), ""
-    for text in path.read_bytes().split(b"\n") if path.exists() else ():
-        line, check = _read_line(text, before, size)
-        if line is not None:
-            found.append(line)
-        before = check
-    return found
-
-
-def _read_line(text: bytes, before: str, size: int = SHORT) -> tuple[Line | None, str]:
-    """(a line, None where it is damaged; its checksum)."""
-    check = ""
-    try:
-        line = dict(json.loads(text))
-        check = str(line.pop(CHECK))
-        return line if check == digest(before + json.dumps(line), size=size) else None, check
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None, check
+    return lines, checks

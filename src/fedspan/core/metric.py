@@ -23,7 +23,7 @@ class Metric(ABC):
 
     @abstractmethod
     def update(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Takes in one batch.
+        """Take in one batch.
 
         Args:
             outputs: What the model returned for the batch.
@@ -32,7 +32,7 @@ class Metric(ABC):
 
     @abstractmethod
     def compute(self) -> float:
-        """The metric over all batches."""
+        """Return the metric over all batches."""
 
 
 def column_of(metric: Any) -> str:
@@ -44,8 +44,9 @@ def column_of(metric: Any) -> str:
         return metric
     if isinstance(metric, functools.partial) and not hasattr(metric, "__name__"):
         return column_of(metric.func)
-    if isinstance(metric, Metric) or (isinstance(metric, type) and issubclass(metric, Metric)):
-        return snake_case((metric if isinstance(metric, type) else type(metric)).__name__)
+    cls = metric if isinstance(metric, type) else type(metric)
+    if issubclass(cls, Metric):
+        return snake_case(cls.__name__)
     name = str(getattr(metric, "__name__", type(metric).__name__))
     return "metric" if name == "<lambda>" else name
 
@@ -56,7 +57,7 @@ def snake_case(name: str) -> str:
 
 
 def direction_of(metric: Any) -> bool | None:
-    """Whether more of a metric is better, as `higher_is_better` of a class, an object or a function says.
+    """Return whether more of a metric is better, as `higher_is_better` of a class, an object or a function says.
 
     Functions of scikit-learn have it in their names. None: nobody says.
     """
@@ -65,18 +66,13 @@ def direction_of(metric: Any) -> bool | None:
         return direction_of(metric.func)
     if said is None and is_sklearn(metric):
         name = str(metric.__name__)
-        return (
-            True
-            if name.endswith("_score")
-            else False
-            if name.endswith(("_error", "_loss", "_deviance"))
-            else None
-        )
+        lower = name.endswith(("_error", "_loss", "_deviance"))
+        return False if lower else True if name.endswith("_score") else None
     return None if said is None else bool(said)
 
 
 def is_sklearn(function: Any) -> bool:
-    """Whether a function is one of `sklearn.metrics`."""
+    """Return whether a function is one of `sklearn.metrics`."""
     return str(getattr(function, "__module__", "")).startswith("sklearn.metrics.") and hasattr(
         function, "__name__"
     )

@@ -30,9 +30,7 @@ def lazy(package: str) -> Names:
             raise AttributeError(
                 f"module {package!r} has no attribute {name!r}", name=name, obj=module
             )
-        if (
-            places[name] == package
-        ):  # `from fedspan import methods as methods`: a package inside this one
+        if places[name] == package:  # `from fedspan import methods as methods`: a package inside it
             return importlib.import_module(f"{package}.{name}")
         value = getattr(importlib.import_module(places[name]), name)
         setattr(module, name, value)
@@ -47,14 +45,10 @@ def lazy(package: str) -> Names:
 def listed(package: str) -> dict[str, str]:
     """Public name → module, as the package's source lists them in the form `from MODULE import NAME as NAME`."""
     source = pkgutil.get_data(package, "__init__.py") or b""
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
     return {
-        alias.name: node.module
-        for block in ast.parse(source).body
-        if isinstance(block, ast.If)
-        and isinstance(block.test, ast.Name)
-        and block.test.id == "TYPE_CHECKING"
-        for node in block.body
-        if isinstance(node, ast.ImportFrom) and node.module is not None
+        alias.name: str(node.module)
+        for node in imports
         for alias in node.names
         if alias.asname == alias.name
     }

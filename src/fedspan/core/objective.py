@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,44 +16,19 @@ import torch
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import LinearMap
 
 if TYPE_CHECKING:
     from fedspan.core.round import Round
 
 
 Direction = Callable[[Vector], Vector]
-"""What a local step subtracts at a point, times the learning rate."""
+"""What a local step subtracts at a point, times the learning rate.
 
-
-class InPlaceDirection(ABC):  # a class and no Protocol: it is asked for in every round
-    """A direction whose point can lie in the model's own memory, so that a step copies nothing."""
-
-    @abstractmethod
-    def __call__(self, y: Vector) -> Vector:
-        """The direction at y. Asked at the point of `in_place`, the next call overwrites what this one returns."""
-
-    @abstractmethod
-    def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
-        """A point with the numbers of `start`, which the caller changes in place; it ends with the context."""
-
-
-class SteppingDirection(ABC):
-    """A direction that can take plain steps y ← y − η direction(y) together with its gradients."""
-
-    @property
-    @abstractmethod
-    def takes_steps(self) -> bool:
-        """Whether it can, with what was asked of it."""
-
-    @abstractmethod
-    def __call__(self, y: Vector) -> Vector:
-        """The direction at y."""
-
-    @abstractmethod
-    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
-        """The end point of plain steps."""
-
+A direction may have more than its value at a point. `in_place(start)` is a context manager of a point with the values
+of `start` in the model's own memory: the caller changes it in place, and a value at it is overwritten by the next one.
+Where `takes_steps` is true, `descend(start, lr, steps)` is the end point of plain steps y ← y − η direction(y).
+"""
 
 Plus = Vector | Direction | None
 """What a method adds to a gradient: a vector such as a control, or a function of the point such as μ (y − x)."""
@@ -88,22 +63,24 @@ class Objective(ABC):
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz; ξ) + plus. This default forms the full gradient; tasks override it to avoid that."""
-        if plus is None:
-            return lambda z: P @ self.grad(x + P.T @ z)
-        return lambda z: P @ self.grad(x + P.T @ z) + plus
+        inside: Direction = lambda z: P @ self.grad(x + P.T @ z)  # noqa: E731
+        return inside if plus is None else lambda z: inside(z) + plus
 
 
 class Flat(Objective):
-    """f = 0, for rounds without data."""
+    """f = 0 of so many clients in each run, for rounds without data."""
+
+    def __init__(self, clients: int = 1) -> None:
+        self.clients = clients
 
     def grad(self, y: Vector) -> Vector:
-        return torch.zeros_like(y)
+        return y.new_zeros(y.shape[0], self.clients, y.shape[-1])
 
     def full_grad(self, x: Vector) -> Vector:
-        return torch.zeros_like(x)
+        return self.grad(x)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
-        return torch.zeros_like if plus is None else lambda z: torch.zeros_like(z) + plus
+        return self.direction(plus)
 
 
 class Problem(ABC):
@@ -117,6 +94,7 @@ class Problem(ABC):
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
     cohort_mode: Literal["batched", "per_client"] = "batched"  # all clients at once or not
     buffers0: Vector | None = None  # (runs, 1, n): averaged besides x: running statistics
+    usage: Mapping[str, Any] = MappingProxyType({})  # how a trained model is used, as plain values
 
     def drop_start(self) -> None:
         """Keeps of x0 only its shape and type; for a run that has begun and needs the memory of a large model."""
@@ -161,10 +139,6 @@ class Problem(ABC):
         return {
             name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()
         }
-
-    def evaluate_clients(self, x: Vector, buffers: Vector | None = None) -> list[dict[str, Any]]:
-        """Metrics of a server model on each client's data: one row per client with `client`, `data` and `examples`."""
-        return []
 
     def training_loss(
         self, x: Vector, buffers: Vector | None = None

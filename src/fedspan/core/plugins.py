@@ -1,17 +1,25 @@
-"""A user's own file: imported by its path, with one-line errors for what goes wrong in it."""
+"""A user's own code: imported by path or by name, and called, with one-line errors for what goes wrong in it."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.machinery
 import importlib.util
 import inspect
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any, TypeVar
 
 from fedspan.core import registry
 from fedspan.core.errors import FedspanError, SpecError, one_line
+
+T = TypeVar("T")
+EXTRAS = {"sklearn": "vision", "PIL": "vision", "pandas": "pandas", "transformers": "nlp"}
+"""Module → extra that has it."""
 
 
 def load_plugin(path: Path) -> list[type]:
@@ -35,22 +43,95 @@ def load_plugin(path: Path) -> list[type]:
         raise SpecError(
             f"plugin file {str(path)!r} has the name of the module {other!r}; rename the file"
         )
-    try:
-        module = execute_file(path.stem, path)
-    except FedspanError as error:
-        raise SpecError(f"plugin file {str(path)!r}{_line(error, path)}: {error}") from error
-    except SystemExit as error:
-        raise SpecError(
-            f"plugin file {str(path)!r}{_line(error, path)}: it ends Python; remove `exit`"
-        ) from error
-    except Exception as error:
-        raise SpecError(
-            f"plugin file {str(path)!r}{_line(error, path)}: {one_line(error)}"
-        ) from error
+    load = functools.partial(_execute_file, path.stem, path)
+    module = guarded(load, f"plugin file {str(path)!r}", path)
     found = registry.registered_in(module.__name__)
     if not found:
         raise SpecError(f"plugin file {str(path)!r} registers nothing: {_remedy(module)}")
     return found
+
+
+def load_module(name: str, folder: str | None, key: str = "task.module") -> ModuleType:
+    """Imports a module by its import name or as a file.
+
+    `folder` is on the path for the import of a name, and only for that.
+    """
+    what = f"`{key}` {name!r}"
+    importlib.invalidate_caches()  # the file may be new
+    if name.endswith(".py"):
+        file, own = Path(folder or ".") / name, f"fedspan_custom_{Path(name).stem}"
+        if not file.is_file():
+            raise SpecError(f"`{key}` {str(file)!r} does not exist")
+        if getattr(sys.modules.get(own), "__file__", None) == str(file):
+            return sys.modules[own]
+        return guarded(functools.partial(_execute_file, own, file), f"{what} fails", file)
+    load = functools.partial(importlib.import_module, name)
+    if folder is None:
+        return guarded(load, f"{what} cannot be imported")
+    _forget_others(name, Path(folder))
+    sys.path.insert(0, folder)
+    try:
+        return guarded(load, f"{what} cannot be imported")
+    finally:
+        sys.path.remove(folder)
+
+
+def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
+    """Calls a user's function; errors name it as `what`."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        wanted = "one argument, the client's number" if arguments else "no argument"
+        raise SpecError(f"{what}() must take {wanted}: {error}") from None
+    except ValueError:
+        pass  # a builtin has no signature
+    code = getattr(function, "__code__", None)
+    file = None if code is None else Path(code.co_filename)
+    missing = "; set `clients` in the spec to the number of clients that have data"
+    call = functools.partial(function, *arguments)
+    return guarded(call, f"{what}() fails", file, missing if arguments else "")
+
+
+def guarded(call: Callable[[], T], what: str, file: Path | None = None, missing: str = "") -> T:
+    """Runs a user's code; whatever it raises becomes one line.
+
+    The line begins with `what`, names the place in `file`, and ends with `missing` if the code found no file.
+    """
+    try:
+        return call()
+    except (Exception, SystemExit) as error:
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if file is not None and frame.filename == str(file)
+        ]
+        if isinstance(error, SyntaxError):
+            lines = [error.lineno]
+        place = f" in line {lines[-1]} of {Path(str(file)).name}" if file and lines else ""
+        why, remedy = one_line(error), ""
+        if isinstance(error, SystemExit):
+            why = "it ends Python; remove `exit`"
+        elif isinstance(error, FileNotFoundError):
+            remedy = missing
+        elif isinstance(error, ModuleNotFoundError):
+            extra = EXTRAS.get((error.name or "").partition(".")[0])
+            remedy = f"; pip install 'fedspan[{extra}]'" if extra else ""
+        kind = type(error) if isinstance(error, FedspanError) else SpecError
+        raise kind(f"{what}{place}: {why}{remedy}") from error
+
+
+def _forget_others(name: str, folder: Path) -> None:
+    """A module of this name from another spec's directory is imported anew, with its neighbors."""
+    top = name.partition(".")[0]
+    here = {folder / f"{top}.py", folder / top / "__init__.py"}
+    file = getattr(sys.modules.get(top), "__file__", None)
+    if file is None or Path(file) in here or not any(path.is_file() for path in here):
+        return
+    old = Path(file).parent
+    for other, module in list(sys.modules.items()):
+        place = getattr(module, "__file__", None)
+        if other.partition(".")[0] == top or (place and Path(place).parent == old):
+            del sys.modules[other]
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):
@@ -61,7 +142,7 @@ class _SourceLoader(importlib.machinery.SourceFileLoader):
         return code
 
 
-def execute_file(name: str, path: Path) -> ModuleType:
+def _execute_file(name: str, path: Path) -> ModuleType:
     """Import a user's own file as a module of this name; nothing of it stays if it fails."""
     loader = _SourceLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
@@ -86,18 +167,6 @@ def _another(path: Path) -> str | None:
     return None if same else origin
 
 
-def _line(error: BaseException, path: Path) -> str:
-    """Where in the file an error arose."""
-    if isinstance(error, SyntaxError):
-        return f", line {error.lineno}" if error.lineno else ""
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename) == path
-    ]
-    return f", line {lines[-1]}" if lines else ""
-
-
 def _remedy(module: ModuleType) -> str:
     """What to do about a file that registers nothing."""
     own = [
@@ -111,5 +180,5 @@ def _remedy(module: ModuleType) -> str:
         return f"put @fedspan.register above the class {kinds[-1]}"
     if callable(getattr(module, "command", None)):
         return "a plugin cannot add a command; commands are files in fedspan/cli"
-    bases = ", ".join(kind.base.__name__ for kind in registry.KINDS.values())
+    bases = ", ".join(base.__name__ for base in registry.KINDS.values())
     return f"it has no class that derives from one of {bases}"

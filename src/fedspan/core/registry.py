@@ -13,19 +13,17 @@ import inspect
 import pkgutil
 import re
 import sys
-import typing
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from fedspan.core.aggregator import Aggregator
-from fedspan.core.axes import Downlink, Drift, Server, Uplink
+from fedspan.core.axes import Downlink, Drift, Optimizer, Server, Uplink
 from fedspan.core.callback import Callback
 from fedspan.core.catalog import FOLDERS, first_paragraph
 from fedspan.core.compressor import Compressor
-from fedspan.core.errors import SpecError, did_you_mean, one_of
+from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.method import Method
 from fedspan.core.metric import Metric, snake_case
-from fedspan.core.optimizer import Optimizer
 from fedspan.core.partition import Partition
 from fedspan.core.projector import Projector
 from fedspan.core.task import Task
@@ -33,21 +31,11 @@ from fedspan.core.task import Task
 C = TypeVar("C", bound=type)
 
 
-class Kind(NamedTuple):
-    """One axis of variation."""
-
-    base: type  # what its choices derive from
-    folder: str  # the package with one file per choice
-
-
-KINDS: dict[str, Kind] = {
-    kind: Kind(base, FOLDERS[kind])
-    for kind, base in {
-        "method": Method, "projector": Projector, "drift": Drift, "optimizer": Optimizer, "uplink": Uplink,
-        "server": Server, "downlink": Downlink, "compressor": Compressor, "aggregator": Aggregator,
-        "task": Task, "partition": Partition, "callback": Callback, "metric": Metric,
-    }.items()
-}  # fmt: skip
+KINDS: dict[str, type] = {
+    "method": Method, "projector": Projector, "drift": Drift, "optimizer": Optimizer, "uplink": Uplink,
+    "server": Server, "downlink": Downlink, "compressor": Compressor, "aggregator": Aggregator,
+    "task": Task, "partition": Partition, "callback": Callback, "metric": Metric,
+}  # fmt: skip  # kind → what its choices derive from; their folders are in `core.catalog`
 ADOPTING = ("uplink", "downlink")  # for these a compressor stands for the choice that uses it
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 
@@ -65,7 +53,7 @@ def register(cls: C) -> C:
     """
     kind = kind_of(cls)
     if kind is None:
-        bases = ", ".join(known.base.__name__ for known in KINDS.values())
+        bases = ", ".join(base.__name__ for base in KINDS.values())
         raise SpecError(f"{cls.__name__} cannot be registered; derive it from one of {bases}")
     if lacking := sorted(getattr(cls, "__abstractmethods__", ())):
         raise SpecError(
@@ -77,23 +65,21 @@ def register(cls: C) -> C:
             "between @fedspan.register and the class"
         )
     for setting in settings(cls):
-        if (owner := _hidden_by(cls, setting.name)) is not None:
-            raise SpecError(
-                f"the setting {setting.name!r} of {cls.__name__} hides what {owner.__name__} has under this name; "
-                "rename the setting"
-            )
-    name, folder, what = _file_name(cls), KINDS[kind].folder, "file"
-    held = _known[kind].get(name)
-    if (
-        held is not None
-        and held.__module__ == cls.__module__
-        and held.__qualname__ != cls.__qualname__
-    ):
+        for owner in cls.__mro__[1:]:
+            has = setting.name in {*vars(owner), *inspect.get_annotations(owner)}
+            if has and setting.name not in _annotated(owner):
+                raise SpecError(
+                    f"the setting {setting.name!r} of {cls.__name__} hides what {owner.__name__} has under this name; "
+                    "rename the setting"
+                )
+    name, folder, what = cls.__module__.rsplit(".", 1)[-1], FOLDERS[kind], "file"
+    if name == "__main__":
+        name = Path(getattr(sys.modules[name], "__file__", None) or cls.__name__.lower()).stem
+    held = _known[kind].get(name, cls)
+    if held.__module__ == cls.__module__ and held.__qualname__ != cls.__qualname__:
         name, what = snake_case(cls.__name__), "class"  # a second one of the file
-    if (
-        not cls.__module__.startswith(f"{folder}.")
-        and importlib.util.find_spec(f"{folder}.{name}") is not None
-    ):
+    own = cls.__module__.startswith(f"{folder}.")
+    if not own and importlib.util.find_spec(f"{folder}.{name}") is not None:
         raise SpecError(
             f"{cls.__name__} would replace fedspan's own {kind} {name!r}; rename its {what}"
         )
@@ -106,30 +92,24 @@ def register(cls: C) -> C:
 def _suggest_names(cls: Any) -> None:
     """Makes a class refuse settings that it does not have, and name the nearest one."""
     init, known = cls.__init__, inspect.signature(cls.__init__).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        return
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        unknown = next((name for name in kwargs if name not in known), None)
-        if unknown is not None and all(one.kind is not one.VAR_KEYWORD for one in known.values()):
-            names = [field.name for field in settings(cls)]
-            has = ", ".join(sorted(names)) or "none"
-            raise SpecError(
-                f"{cls.__name__} has no setting {unknown!r}{did_you_mean(unknown, names)}; it has {has}"
-            )
+        for name in kwargs:
+            if name not in known:
+                raise unknown(cls, name, f"{cls.__name__} has no setting")
         init(self, *args, **kwargs)
 
     cls.__init__ = checked
 
 
-def _hidden_by(cls: type, setting: str) -> type | None:
-    """The base class of which a setting would hide a property, function or constant; None: it hides nothing."""
-    owners = [
-        base
-        for base in cls.__mro__
-        if setting in vars(base) or setting in inspect.get_annotations(base)
-    ]
-    plain = (base for base in owners[1:] if setting not in _annotated(base))
-    return next(plain, None)
+def unknown(cls: type, name: object, what: str) -> SpecError:
+    """The error about a setting that a class does not have, with the nearest one that it has."""
+    names = sorted(f.name for f in settings(cls))
+    has = ", ".join(names) or "none"
+    return SpecError(f"{what} {shown(name)}{did_you_mean(name, names)}; it has {has}")
 
 
 def _annotated(cls: type) -> set[str]:
@@ -150,16 +130,13 @@ def registered_in(module: str) -> list[type]:
 
 def kind_of(cls: Any) -> str | None:
     """The kind that a class is of, such as "method"."""
-    cls = typing.get_origin(cls) or cls
-    return next(
-        (k for k, kind in KINDS.items() if isinstance(cls, type) and issubclass(cls, kind.base)),
-        None,
-    )
+    kinds = KINDS.items() if isinstance(cls, type) else ()
+    return next((kind for kind, base in kinds if issubclass(cls, base)), None)
 
 
 def choices(kind: str) -> dict[str, type]:
     """Name → class of everything that is registered of a kind."""
-    _discover(KINDS[kind].folder)
+    _discover(FOLDERS[kind])
     return dict(sorted(_known[kind].items()))
 
 
@@ -175,19 +152,20 @@ def _discover(folder: str) -> None:
             importlib.import_module(f"{folder}.{module.name}")
 
 
+def is_registered(value: object) -> bool:
+    """Whether a value's class has a registered name."""
+    return any(cls is type(value) for known in _known.values() for cls in known.values())
+
+
 def name_of(value: object) -> str:
     """The registered name of a value's class."""
-    for name, cls in ((name, cls) for known in _known.values() for name, cls in known.items()):
-        if cls is type(value):
-            return name
+    for known in _known.values():
+        for name, cls in known.items():
+            if cls is type(value):
+                return name
     raise SpecError(
         f"{type(value).__name__} is not registered; put @fedspan.register above the class"
     )
-
-
-def is_registered(value: object) -> bool:
-    """Whether a value's class has a registered name."""
-    return any(cls is type(value) for table in _known.values() for cls in table.values())
 
 
 def summary(cls: type) -> str:
@@ -199,13 +177,7 @@ def registered_name(kind: str, name: Any, where: str) -> str:
     """The name under which a choice is registered; "FedAvg" and "Early-Stopping" are read as fedavg, early_stopping."""
     known = accepted(kind)
     if isinstance(name, str) and name not in known:
-        plain = {re.sub(r"[\W_]", "", one): one for one in known}
+        plain = {one.replace("_", ""): one for one in known}
         name = plain.get(re.sub(r"[\W_]", "", name.lower()), name)
     one_of(where, name, known)
     return str(name)
-
-
-def _file_name(cls: type) -> str:
-    if cls.__module__ == "__main__":
-        return Path(getattr(sys.modules["__main__"], "__file__", None) or cls.__name__.lower()).stem
-    return cls.__module__.rsplit(".", 1)[-1]

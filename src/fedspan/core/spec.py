@@ -7,7 +7,6 @@ by a later version that has more settings.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import inspect
 import json
@@ -25,13 +24,22 @@ from fedspan.core import registry, tables
 from fedspan.core.callback import Callback
 from fedspan.core.config import Search, Settings
 from fedspan.core.digest import digest, source_of
-from fedspan.core.errors import SpecError, at_least, at_most, one_line, path_of, positive, shown
+from fedspan.core.errors import (
+    SpecError,
+    at_least,
+    at_most,
+    items,
+    one_line,
+    path_of,
+    positive,
+    shown,
+)
 from fedspan.core.method import Method
 from fedspan.core.metric import column_of, direction_of
 from fedspan.core.task import Task
 
 Table = dict[str, Any]
-PATHS = ("path", "test_path")  # keys of a task's `data` that name files
+PATHS = ("path", "test_path", "site")  # keys of a task's `data` that name files
 # They do not decide a round; `rounds` does under a schedule.
 UNDECIDED = ("rounds", "seed", "engine", "device", "eval_clients_every")
 
@@ -75,21 +83,18 @@ class Spec(Settings):
         tables.check_types(self)
         if self.device.startswith("meta"):
             raise SpecError(f"`device` {self.device!r} holds no numbers; use 'auto' or 'cpu'")
-        at_least("rounds", self.rounds, 1)
-        at_least("eval_every", self.eval_every, 1)
-        if self.eval_clients_every is not None:
-            at_least("eval_clients_every", self.eval_clients_every, 1)
-            if self.eval_clients_every % self.eval_every:
-                raise SpecError(
-                    f"`eval_clients_every` must be a multiple of `eval_every`, {self.eval_every}, got "
-                    f"{self.eval_clients_every}"
-                )
+        for name in ("rounds", "eval_every", "eval_clients_every", "clients_per_round"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
         at_most("rounds", self.rounds, 10**9)
+        if self.eval_clients_every is not None and self.eval_clients_every % self.eval_every:
+            raise SpecError(
+                f"`eval_clients_every` must be a multiple of `eval_every`, {self.eval_every}, got "
+                f"{self.eval_clients_every}"
+            )
         if self.epochs is not None:
             positive("epochs", self.epochs)
             at_most("epochs", math.ceil(self.epochs), 10**6)
-        if self.clients_per_round is not None:
-            at_least("clients_per_round", self.clients_per_round, 1)
         at_least("seed", self.seed, 0)
         if self.seed >= 2**64:
             raise SpecError(f"`seed` must be below 2**64, got {shown(self.seed)}")
@@ -102,16 +107,19 @@ class Spec(Settings):
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Spec:
         """A spec from nested plain values; every key and type is checked."""
-        table = dict(table)
-        metrics = table.pop("metrics", [])
-        if not isinstance(metrics, list | tuple) or not all(
-            isinstance(name, str) for name in metrics
-        ):
-            raise SpecError(f"`metrics` must be a list of names, got {shown(metrics)}")
-        _check_place(table)
-        spec = tables.make(Spec, table)
-        assert isinstance(spec, Spec)
-        return dataclasses.replace(spec, metrics=tuple(metrics))
+        for name in items("metrics", table.get("metrics", ())):
+            if not isinstance(name, str):
+                raise SpecError(f"`metrics` must be a list of names, got {shown(name)}")
+        for kind in ("method", "task"):  # a key that stands outside of its table
+            given = table.get(kind)
+            name = given.get("name") if isinstance(given, Mapping) else None
+            cls = registry.choices(kind).get(str(name), Spec)
+            inside = {one.name for one in registry.settings(cls)}
+            for key in table:
+                if key in inside - {one.name for one in registry.settings(Spec)}:
+                    raise SpecError(f"`[spec]` has no key {shown(key)}; it is `{kind}.{key}`")
+        spec: Spec = tables.make(Spec, table)
+        return spec
 
     @staticmethod
     def load(path: Path | str, changes: tuple[str, ...] = ()) -> Spec:
@@ -120,8 +128,14 @@ class Spec(Settings):
 
     def table(self) -> Table:
         """Nested plain values with all defaults."""
+        metrics: list[Any] = []
+        for one in self.metrics:  # by name; of a class, an object or a function also what it is
+            named: Table = {"name": column_of(one), "source": source_of(one)}
+            if (higher := direction_of(one)) is not None:
+                named["higher_is_better"] = higher
+            metrics.append(one if isinstance(one, str) else named)
         table: Table = tables.describe(self)
-        return table | {"metrics": [_told(one) for one in self.metrics]}
+        return table | {"metrics": metrics}
 
     def toml(self) -> str:
         """`table` as TOML text."""
@@ -134,7 +148,7 @@ class Spec(Settings):
 
     def decisions(self) -> Table:
         """The settings that decide the numbers, where they differ from their defaults."""
-        table = changed(self)
+        table: Table = tables.describe(self, changed=True)
         for name in UNDECIDED:
             if not (name == "rounds" and self.length_decides):
                 table.pop(name, None)
@@ -147,54 +161,6 @@ class Spec(Settings):
         return digest(json.dumps(_ordered(self.decisions())))
 
 
-def _check_place(table: Table) -> None:
-    """Refuses a key of the method or the task that stands outside of its table, and says where it belongs."""
-    known = {one.name for one in dataclasses.fields(Spec)}
-    for kind in ("method", "task"):
-        given = table.get(kind)
-        cls = (
-            registry.choices(kind).get(str(given.get("name")))
-            if isinstance(given, Mapping)
-            else None
-        )
-        inside = {one.name for one in dataclasses.fields(cls)} if cls is not None else set()
-        for key in table:
-            if key in inside - known:
-                raise SpecError(f"`[spec]` has no key {shown(key)}; it is `{kind}.{key}`")
-
-
-def _told(metric: Any) -> Any:
-    """A metric's name; of a class, an object or a function also what it is, and whether more of it is better."""
-    if isinstance(metric, str):
-        return metric
-    higher = direction_of(metric)
-    said = {} if higher is None else {"higher_is_better": higher}
-    return {"name": column_of(metric), "source": source_of(metric)} | said
-
-
-def changed(value: Any) -> Table:
-    """A dataclass as a table of the values that differ from their defaults."""
-    if isinstance(value, Task) and (given := value.given()) is not None:
-        return given
-    table: Table = {"name": registry.name_of(value)} if registry.is_registered(value) else {}
-    for one in dataclasses.fields(value):
-        default = (
-            one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
-        )
-        inner = getattr(value, one.name)
-        if one.init and inner != default:
-            table[one.name] = (
-                changed(inner) if dataclasses.is_dataclass(inner) else tables.describe(inner)
-            )
-    if isinstance(value, Task):
-        table = {
-            name: inner
-            for name, inner in (table | value.fingerprint()).items()
-            if inner is not None
-        }
-    return table
-
-
 def read_toml(path: Path) -> Table:
     """The table of a spec file. The data files and modules that its tasks name are relative to its directory."""
     if path.is_dir():
@@ -202,101 +168,77 @@ def read_toml(path: Path) -> Table:
     if not path.is_file():
         raise SpecError(f"spec file {str(path)!r} does not exist")
     try:
-        table: Table = _anchored(tomllib.loads(path.read_text("utf-8")), path.resolve().parent)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not TOML, not text, a number of thousands of digits, deep nesting
+        table: Table = tomllib.loads(path.read_text("utf-8"))
+    # not TOML, not text, a number of thousands of digits, deep nesting
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"spec file {str(path)!r} is not TOML: {one_line(str(error))}") from None
     except OSError as error:
         raise SpecError(f"spec file {str(path)!r} cannot be read: {error.strerror}") from None
-    _no_dates(table)
+    table = _checked(table, path.resolve().parent)
     return table
 
 
-def _no_dates(value: Any, key: str = "") -> None:
-    """Refuses the dates and times of TOML, which no setting is."""
-    if isinstance(value, datetime.date | datetime.time):
+def _checked(value: Any, folder: Path, key: str = "") -> Any:
+    """A value of TOML without dates, in which the paths of every task are absolute."""
+    if isinstance(value, datetime.date | datetime.time):  # which no setting is
         raise SpecError(
             f"`{key}` is a date or a time ({value}), which no setting takes; put text in quotes"
         )
-    for name, inner in (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    ):
-        _no_dates(inner, f"{key}.{name}" if key else str(name))
-
-
-def _anchored(value: Any, folder: Path, key: str = "") -> Any:
-    """A table in which every task's paths are absolute and its module has the directory to be looked for in."""
     if isinstance(value, list):
-        return [_anchored(inner, folder) for inner in value]
+        return [_checked(inner, folder, f"{key}.{place}") for place, inner in enumerate(value)]
     if not isinstance(value, dict):
         return value
-    table = {name: _anchored(inner, folder, name) for name, inner in value.items()}
-    if key == "task":
-        if isinstance(table.get("data"), dict):
-            paths = {
-                k: str(folder / v)
-                for k, v in table["data"].items()
-                if k in PATHS and isinstance(v, str)
+    table = {name: _checked(one, folder, f"{key}.{name}".strip(".")) for name, one in value.items()}
+    if key.rpartition(".")[2] == "task":
+        data = table.get("data")
+        if isinstance(data, dict):
+            data |= {
+                k: str(folder / v) for k, v in data.items() if k in PATHS and isinstance(v, str)
             }
-            table["data"] |= paths
-        elif table.get("name") == "regression" and isinstance(table.get("data"), str):
-            table["data"] = str(folder / table["data"])
+        elif table.get("name") == "regression" and isinstance(data, str):
+            table["data"] = str(folder / data)
         if "module" in table or ":" in str(table.get("model", "")):
-            table.setdefault("module_dir", str(folder))
+            table.setdefault("module_dir", str(folder))  # where its module is looked for
     return table
 
 
 def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
-    """The table with settings such as `a.b=value`; values are TOML, or else text."""
+    """The table with settings such as `a.b=value`; values are TOML, or else text.
+
+    Another choice, as in `method.name=fedavg`, keeps the settings that mean the same for it: those that both classes
+    inherit from one class. A warning names the others.
+    """
     values: Table = {}
     for change in changes:
         key, sign, text = change.partition("=")
         if not sign or not key:
             raise SpecError(f"a change of a spec is written key=value, got {shown(change)}")
         values[key.strip()] = toml_value(text)
-    for key, value in values.items():
-        if key.endswith(".name"):
-            table = _renamed(table, key, value)
+    for key, name in values.items():
+        where, _, last = key.rpartition(".")
+        field = where.rpartition(".")[2]
+        kind = {"space": "projector", "local": "optimizer"}.get(field, field)
+        before: Any = table
+        for part in where.split("."):
+            before = before.get(part) if isinstance(before, Mapping) else None
+        if last != "name" or kind not in registry.KINDS or not isinstance(before, Mapping):
+            continue
+        known = registry.accepted(kind)
+        old, new = known.get(before.get("name", "")), known.get(str(name))
+        if old is None or new is None or old is new:
+            continue
+        shared = {f.name for f in registry.settings(new) if _top(new, f.name) is _top(old, f.name)}
+        if dropped := [one for one in before if one not in (*shared, "name")]:
+            warnings.warn(
+                f"{key}={name} drops {', '.join(dropped)} of the {kind} {before['name']!r}",
+                stacklevel=3,
+            )
+            kept = {one: inner for one, inner in before.items() if one not in dropped}
+            table = with_values(table, {where: kept})
     return with_values(table, values)
 
 
-def _renamed(table: Table, key: str, name: Any) -> Table:
-    """The table without settings that another choice at `key` does not share with the one before; they are named."""
-    where = key.removesuffix(".name")
-    *_, field = where.split(".")
-    kind = {"space": "projector", "local": "optimizer"}.get(field, field)
-    before: Any = table
-    for part in where.split("."):
-        before = before.get(part, {}) if isinstance(before, Mapping) else {}
-    if kind not in registry.KINDS or not isinstance(before, Mapping) or not isinstance(name, str):
-        return table
-    kept = _shared(kind, before, name)
-    if dropped := [one for one in before if one not in kept]:
-        warnings.warn(
-            f"{key}={name} drops {', '.join(dropped)} of the {kind} {before['name']!r}",
-            stacklevel=4,
-        )
-        table = with_values(table, {where: kept})
-    return table
-
-
-def _shared(kind: str, table: Mapping[str, Any], name: str) -> Table:
-    """The keys of a table that mean the same for another choice: both classes inherit the field from one class."""
-    known = registry.accepted(kind)
-    old, new = known.get(table.get("name", "")), known.get(name)
-    if old is None or new is None or old is new:
-        return dict(table)
-    kept = {f.name for f in dataclasses.fields(new) if _origin(new, f.name) is _origin(old, f.name)}
-    return {key: value for key, value in table.items() if key in kept or key == "name"}
-
-
-def _origin(cls: type, field: str) -> type | None:
+def _top(cls: type, field: str) -> type | None:
     """The class at the top that first has a field."""
     owners = [base for base in cls.__mro__ if field in inspect.get_annotations(base)]
     return owners[-1] if owners else None
@@ -308,7 +250,7 @@ def toml_value(text: str) -> Any:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
-    _no_dates(table)
+    _checked(table, Path())
     if len(table) > 1:
         raise SpecError(
             f"one setting per change, got {one_line(text)!r}; give another --set for the next"
@@ -334,9 +276,8 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Table:
     """Dotted key → value."""
     found: Table = {}
     for key, value in table.items():
-        found |= (
-            flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-        )
+        nested = isinstance(value, Mapping)
+        found |= flat(value, f"{prefix}{key}.") if nested else {prefix + key: value}
     return found
 
 

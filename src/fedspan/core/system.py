@@ -32,13 +32,10 @@ def _module(name: str) -> Any:
 
 fcntl, msvcrt = _module("fcntl"), _module("msvcrt")
 WINDOWS = msvcrt is not None  # a file that is open or mapped can neither be deleted nor replaced
-PAUSES = (
-    (0.01, 0.05, 0.25, 1.0) if WINDOWS else ()
-)  # seconds in which another process may close a file
-FULL_FSYNC = getattr(
-    fcntl, "F_FULLFSYNC", None
-)  # macOS: fsync leaves the data in the drive's own memory
-SET_SPARSE = 0x900C4  # Windows: FSCTL_SET_SPARSE
+# seconds in which another process may close a file
+PAUSES = (0.01, 0.05, 0.25, 1.0) if WINDOWS else ()
+# macOS: fsync leaves the data in the drive's own memory
+FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)
 _position = threading.Lock()  # of a file, where it is moved to read or write
 
 
@@ -96,13 +93,6 @@ def set_mode(file: int, mode: int) -> None:
         os.fchmod(file, mode)
 
 
-def make_sparse(file: int) -> None:
-    """Lets the parts of a file that are never written take no space; elsewhere than on Windows they never do."""
-    if WINDOWS:
-        handle, size = ctypes.c_void_p(msvcrt.get_osfhandle(file)), ctypes.c_ulong()
-        _kernel32().DeviceIoControl(handle, SET_SPARSE, None, 0, None, 0, ctypes.byref(size), None)
-
-
 def patiently(act: Callable[[], None]) -> None:
     """Deletes or replaces a file; on Windows again, if another process has it open."""
     for pause in PAUSES:
@@ -131,15 +121,12 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         BlockingIOError: Another process has locked it.
     """
-    whole = folder.absolute()
-    beside = (
-        whole.parent / f".{whole.name}.lock" if fcntl is None else None
-    )  # Windows opens no directory
-    file = (
-        os.open(folder, os.O_RDONLY)
-        if beside is None
-        else open_bytes(beside, os.O_RDWR | os.O_CREAT)
-    )
+    beside: Path | None = None  # Windows opens no directory
+    if fcntl is None:
+        beside = folder.absolute().parent / f".{folder.absolute().name}.lock"
+        file = open_bytes(beside, os.O_RDWR | os.O_CREAT)
+    else:
+        file = os.open(folder, os.O_RDONLY)
     try:
         if beside is None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedspan.core.digest import source_of
-from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
+from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.registry import (
     ADOPTING,
     KINDS,
@@ -24,22 +25,14 @@ from fedspan.core.registry import (
     name_of,
     registered_name,
     settings,
+    unknown,
 )
 from fedspan.core.task import Task
 
-Table = Mapping[str, Any]
+WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}  # fmt: skip
 
 
-def build(kind: str, table: Table, where: str | None = None) -> Any:
-    """The value that a table describes: `name` selects the class, the other keys are its fields."""
-    where = where or kind
-    if "name" not in table:
-        raise SpecError(f"`[{where}]` needs a `name`; one of {', '.join(choices(kind))}")
-    name = registered_name(kind, table["name"], f"{where}.name")
-    return make(choices(kind)[name], {k: v for k, v in table.items() if k != "name"}, where)
-
-
-def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
+def build(kind: str, value: Any, where: str | None = None) -> Any:
     """A value of a kind from what a user may write for it.
 
     Args:
@@ -50,192 +43,162 @@ def as_choice(kind: str, value: Any, where: str | None = None) -> Any:
     Raises:
         SpecError: The value is none of these, or a name whose class has settings without a default.
     """
-    where = where or kind
-    base: Any = KINDS[kind].base
+    where, base = where or kind, KINDS[kind]
     if isinstance(value, base):
         return value
-    if kind in ADOPTING and _is_compressor(kind, value, where):
-        return choices(kind)[base.adopts](as_choice("compressor", value, where))
-    if isinstance(value, Mapping):
-        return build(kind, value, where)
-    if not isinstance(value, str):
+    table = {"name": value} if isinstance(value, str) else value
+    adopted = kind in ADOPTING and isinstance(value, KINDS["compressor"])
+    if isinstance(table, Mapping):
+        if "name" not in table:
+            raise SpecError(f"`[{where}]` needs a `name`; one of {', '.join(choices(kind))}")
+        name = registered_name(
+            kind, table["name"], where if table is not value else f"{where}.name"
+        )
+        adopted = name not in choices(kind)
+    elif not adopted:
         hint = f"; write {value.__name__}(…)" if isinstance(value, type) else ""
+        raise SpecError(f"`{where}` must be {_readable(base)}, got {shown(value)}{hint}")
+    if adopted:  # a compressor stands for the choice that uses it
+        return choices(kind)[base.adopts](build("compressor", value, where))  # type: ignore[attr-defined]
+    cls = choices(kind)[name]
+    if table is not value and (others := missing(cls)):
         raise SpecError(
-            f"`{where}` must be {_readable(KINDS[kind].base)}, got {shown(value)}{hint}"
+            f"`{where}` {name!r} needs `{others[0]}` too; write {{name = {name!r}, {others[0]} = …}}"
         )
-    value = registered_name(kind, value, where)
-    if missing := _missing(choices(kind)[value], ()):
-        raise SpecError(
-            f"`{where}` {value!r} needs `{missing[0]}` too; write {{name = {value!r}, {missing[0]} = …}}"
-        )
-    return build(kind, {"name": value}, where)
-
-
-def _is_compressor(kind: str, value: Any, where: str) -> bool:
-    """Whether a value of an axis is a compressor, its name or its table: it stands for a choice that uses it."""
-    if isinstance(value, KINDS["compressor"].base):
-        return True
-    name, key = value, where
-    if isinstance(value, Mapping):
-        name, key = value.get("name"), f"{where}.name"
-    return isinstance(name, str) and registered_name(kind, name, key) not in choices(kind)
+    return make(cls, {key: inner for key, inner in table.items() if key != "name"}, where)
 
 
 def accept_choices(value: Any) -> None:
     """Turns names and tables in the fields of a dataclass into what they name; for `__post_init__`."""
-    for name, kind, optional in _choice_fields(type(value)):
-        held = getattr(value, name)
-        if held is not None or not optional:
-            object.__setattr__(value, name, as_choice(kind, held, name))
+    cls: Any = type(value)
+    for name, (hint, _) in typed(cls).items():
+        if any(kind_of(option) for option in _options(hint)):
+            object.__setattr__(value, name, _value(hint, getattr(value, name), name))
 
 
 def check_types(value: Any) -> None:
     """Refuses a dataclass whose fields hold values of a wrong type, as Python lets its user build."""
-    cls: Any = type(value)  # which the cache takes for something that cannot be hashed
-    for name, hint, default in _typed_fields(cls):
+    cls: Any = type(value)
+    for name, (hint, default) in typed(cls).items():
         held = getattr(value, name)
         if held is not default:
-            _value(hint, held.item() if isinstance(held, np.generic) else held, name)
+            _value(hint, held, name)
         if dataclasses.is_dataclass(held):
             check_types(held)
 
 
 @functools.cache
-def _typed_fields(cls: type) -> list[tuple[str, Any, Any]]:
-    """(name, type, default) of a dataclass's settings."""
-    hints = _hints(cls)
-    return [(f.name, hints[f.name], f.default) for f in settings(cls) if f.compare and hints]
+def typed(cls: Any) -> dict[str, tuple[Any, Any]]:
+    """Name → (type, default) of a class's settings; any type if one is imported for type checkers only."""
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(NameError):
+        hints = typing.get_type_hints(cls)
+    return {
+        f.name: (
+            hints.get(f.name, Any),
+            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
+        )
+        for f in settings(cls)
+        if f.compare
+    }
 
 
-def _choice_fields(cls: type) -> list[tuple[str, str, bool]]:
-    """(field, kind, whether it may be None) of the settings that hold a choice."""
-    hints = _hints(cls)
-    typed = [(f.name, _options(hints[f.name])) for f in settings(cls) if hints]
-    found = [
-        (name, kind_of(one), type(None) in options) for name, options in typed for one in options
-    ]
-    return [(name, kind, optional) for name, kind, optional in found if kind is not None]
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    """The types of a class's fields by name; none where one is imported for type checkers only."""
-    try:
-        return typing.get_type_hints(cls)
-    except NameError:
-        return {}
-
-
-def make(cls: type, table: Table, where: str = "") -> Any:
+def make(cls: type, table: Mapping[str, Any], where: str = "") -> Any:
     """A dataclass from a table of plain values, each checked against the type of its field.
 
     `where` is the table's name in the spec, which error messages put in front of keys.
     """
-    fields = {f.name for f in settings(cls)}
+    fields, prefix, values = typed(cls), f"{where}." if where else "", {}
     for key in table:
         if key not in fields:
-            known = ", ".join(sorted(fields)) or "none"
-            raise SpecError(
-                f"`[{where or 'spec'}]` has no key {shown(key)}{did_you_mean(key, fields)}; it has {known}"
-            )
-    if missing := _missing(cls, table):
-        raise SpecError(f"`{_dotted(where, missing[0])}` is missing; it has no default")
-    hints = typing.get_type_hints(cls) if fields else {}
-    values = {
-        key: _value(hints[key], _completed(cls, key, value), _dotted(where, key))
-        for key, value in table.items()
-    }
+            raise unknown(cls, key, f"`[{where or 'spec'}]` has no key")
+    for key in missing(cls):
+        if key not in table:
+            raise SpecError(f"`{prefix}{key}` is missing; it has no default")
+    for key, value in table.items():
+        hint, default = fields[key]
+        if isinstance(value, Mapping) and "name" not in value and is_registered(default):
+            value = describe(default) | value  # {mu = 0.5} of a proximal
+        values[key] = _value(hint, value, prefix + key)
     try:
         return cls(**values)
     except SpecError as error:  # the class names its argument; a spec's reader looks for the key
         named = re.match(r"`(\w+)`", str(error))
-        inside = where and named is not None and named[1] in fields
-        raise SpecError(f"`{where}.{str(error)[1:]}" if inside else str(error)) from None
+        inside = named is not None and named[1] in fields
+        raise SpecError(f"`{prefix}{str(error)[1:]}" if inside else str(error)) from None
 
 
-def _completed(cls: type, key: str, value: Any) -> Any:
-    """Return a table without a name as one of the field's default, with other settings: {mu = 0.5} of a proximal."""
-    default = next((f.default for f in settings(cls) if f.name == key), None)
-    if not isinstance(value, Mapping) or "name" in value or not is_registered(default):
-        return value
-    return {**describe(default), **value}
+def missing(cls: type) -> list[str]:
+    """The settings of a class that have no default."""
+    return [name for name, (_, default) in typed(cls).items() if default is dataclasses.MISSING]
 
 
-def _missing(cls: type, given: Iterable[str]) -> list[str]:
-    """The fields without a default that are not given."""
-    none = dataclasses.MISSING
-    fields = [f.name for f in settings(cls) if f.default is none and f.default_factory is none]
-    return [name for name in fields if name not in given]
-
-
-def _dotted(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
-
-
-def describe(value: Any) -> Any:
+def describe(value: Any, changed: bool = False) -> Any:
     """A value as TOML and JSON can hold it: dataclasses as tables without None, functions by name and source.
 
-    `build` makes a registered value again from its table.
+    `build` makes a registered value again from its table. With `changed`, a table has only what differs from its
+    default, and a task's data as its hash.
     """
     if isinstance(value, Task) and (given := value.given()) is not None:
         return given
     if dataclasses.is_dataclass(value):
-        named = {"name": name_of(value)} if is_registered(value) else {}
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-        return named | {
-            name: describe(inner) for name, inner in fields.items() if inner is not None
-        }
+        table = {"name": name_of(value)} if is_registered(value) else {}
+        cls: Any = type(value)
+        for name, (_, default) in typed(cls).items():
+            inner = getattr(value, name)
+            if inner != default if changed else inner is not None:
+                table[name] = describe(inner, changed and dataclasses.is_dataclass(inner))
+        if changed and isinstance(value, Task):
+            table |= value.fingerprint()
+            table = {name: inner for name, inner in table.items() if inner is not None}
+        return table
     if isinstance(value, Mapping):
         return {str(key): describe(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [describe(inner) for inner in value]
     if isinstance(value, Path):
         return str(value)
-    scalar = isinstance(value, str | int | float | bool)
-    return (
-        value if scalar else {"name": name_of(value)} if is_registered(value) else source_of(value)
-    )
+    if isinstance(value, str | int | float | bool):
+        return value
+    return {"name": name_of(value)} if is_registered(value) else source_of(value)
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
     """The members of a union; of anything else, itself."""
-    return (
-        typing.get_args(hint)
-        if typing.get_origin(hint) in (types.UnionType, typing.Union)
-        else (hint,)
-    )
-
-
-def _among(value: Any, choices: tuple[Any, ...]) -> bool:
-    return isinstance(value, str | int) and value in choices
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_args(hint) if union else (hint,)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     """A plain value as the type of its field."""
     options = _options(hint)
+    if isinstance(value, np.generic):
+        value = value.item()
     for option in options:
-        origin, inner, kind = typing.get_origin(option), typing.get_args(option), kind_of(option)
-        if (
-            option is Any
-            or type(value) is option
-            or (origin is typing.Literal and _among(value, inner))
-        ):
+        origin, inner = typing.get_origin(option), typing.get_args(option)
+        if option is Any or type(value) is option:
             return value
-        if _as_it_is(option, origin, value):
-            return value
-        if kind is not None and value is not None:
-            return as_choice(kind, value, where)
-        if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
-            return make(typing.cast(type, option), value, where)
-        if origin is tuple and isinstance(value, list | tuple):
-            return tuple(
-                _value(inner[0], item, f"{where}[{number}]") for number, item in enumerate(value)
-            )
-        if origin is Mapping and isinstance(value, Mapping):
-            return {key: _value(inner[1], item, f"{where}.{key}") for key, item in value.items()}
-    if float in options and type(value) is int:
-        return (
-            float(value) if abs(value) < 1 << 1000 else value
-        )  # the setting itself refuses what is larger
+        if origin is typing.Literal:
+            if isinstance(value, str | int) and value in inner:
+                return value
+        elif origin is Callable or option is Callable:
+            if callable(value):
+                return value
+        elif origin is tuple and isinstance(value, list | tuple):
+            return tuple(_value(inner[0], one, f"{where}[{i}]") for i, one in enumerate(value))
+        elif origin is Mapping and isinstance(value, Mapping):
+            return {key: _value(inner[1], one, f"{where}.{key}") for key, one in value.items()}
+        elif isinstance(option, type) and option not in (int, float, str, bool):
+            if isinstance(value, option) and not isinstance(
+                value, type
+            ):  # which no spec file holds
+                return value
+            if value is not None and (kind := kind_of(option)) is not None:
+                return build(kind, value, where)
+            if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
+                return make(option, value, where)
+    if float in options and type(value) is int:  # the setting itself refuses what is too large
+        return float(value) if abs(value) < 1 << 1000 else value
     if len(options) == 1 and typing.get_origin(hint) is typing.Literal:
         one_of(where, value, map(str, typing.get_args(hint)))
     unsaid = (type(None), int if float in options else None)
@@ -243,31 +206,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     raise SpecError(f"`{where}` must be {wanted}, got {shown(value)}")
 
 
-def _as_it_is(option: Any, origin: Any, value: Any) -> bool:
-    """Whether a value that no spec file holds is of a type: a path, a function, or an object of a class or protocol."""
-    if origin is Callable or option is Callable:
-        return callable(value)
-    plain = isinstance(option, type) and option not in (int, float, str, bool)
-    return plain and not isinstance(value, type) and isinstance(value, option)
-
-
 def _readable(option: Any) -> str:
-    if (kind := kind_of(option)) is not None:
-        return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}, its name or a table with `name`"
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     origin = typing.get_origin(option)
     if origin is typing.Literal:
-        return " or ".join(repr(argument) for argument in typing.get_args(option))
-    if origin is tuple:
-        return "a list"
-    if origin is Callable:
-        return "a function"
-    if dataclasses.is_dataclass(option):
-        return f"{option.__name__}(…) or a table"  # type: ignore[union-attr]
-    if option is Path:
-        return "a path"
-    return (
-        "a table of numbers by name pattern"
-        if origin is Mapping
-        else words.get(option, str(option))
-    )
+        return " or ".join(map(repr, typing.get_args(option)))
+    if (kind := kind_of(option)) is not None:
+        return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}, its name or a table with `name`"
+    if isinstance(option, type) and dataclasses.is_dataclass(option):
+        return f"{option.__name__}(…) or a table"
+    words = {tuple: "a list", Callable: "a function", Mapping: "a table of numbers by name pattern"}
+    return (WORDS | words).get(origin or option, str(option))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,13 +36,38 @@ class Task(ABC):
     def build(self, seeds: tuple[int, ...], settings: Settings) -> Problem:
         """Loads or makes the data of all clients."""
 
-    def client_problem(self, client: int, seeds: tuple[int, ...], settings: Settings) -> Problem:
+    def client_problem(
+        self,
+        client: int,
+        seeds: tuple[int, ...],
+        settings: Settings,
+        agreed: Mapping[str, Any] | None = None,
+    ) -> Problem:
         """The problem as one client's machine needs it: only that client's data has to be there."""
         return self.build(seeds, settings)
 
-    def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> Problem:
-        """The problem as a server needs it: the model and its test set, and no client's data."""
+    def server_problem(
+        self, seeds: tuple[int, ...], settings: Settings, agreed: Mapping[str, Any] | None = None
+    ) -> Problem:
+        """The problem as a server needs it: the model and its test set, and no client's data.
+
+        `agreed` is what the clients have agreed on before round 0.
+        """
         return self.build(seeds, settings)
+
+    def describe(self, client: int, seeds: tuple[int, ...], settings: Settings) -> dict[str, Any]:
+        """What a client says of its own data before round 0: how many examples there are for training."""
+        problem = self.client_problem(client, seeds, settings)
+        return {"examples": problem.examples(client)}
+
+    def sums(self, client: int, seed: int, schema: Mapping[str, Any], about: bool) -> list[float]:
+        """A client's counts and sums of the numbers in its tables, or those of squares about the means of a schema."""
+        raise SpecError(f"the task {type(self).__name__} has no tables")
+
+    @property
+    def of_sites(self) -> Any:
+        """How columns become features, if every client has a table of its own on its machine; None otherwise."""
+        return None
 
     def holdings(self, seed: int) -> Holdings:
         """How many examples every client has, of each class where there are classes."""

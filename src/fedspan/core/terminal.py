@@ -61,26 +61,18 @@ def table(
     made = Table(
         title=title, title_justify="left", box=None, header_style="dim", padding=(0, 1, 0, 0)
     )
-    columns = [
-        [Text.from_markup(cell).plain for cell in column]
-        for column in zip(heads, *rows, strict=True)
+    cells = [
+        [Text.from_markup(cell) for cell in column] for column in zip(heads, *rows, strict=True)
     ]
-    for number, (head, size) in enumerate(zip(heads, _widths(columns, width), strict=True)):
+    widths = [max(map(len, column)) for column in cells]
+    least = [max([1, *(len(w) for one in c for w in one.plain.split())]) for c in cells]
+    # those that can spare most give way first, and none below its longest word
+    while sum(widths) + len(widths) > width and widths != least:
+        spare = [size - few for size, few in zip(widths, least, strict=True)]
+        widths[spare.index(max(spare))] -= 1
+    for number, (head, size) in enumerate(zip(heads, widths, strict=True)):
         justify = "left" if left is None or number < left else "right"
         made.add_column(head, justify=justify, overflow="fold", width=size)  # type: ignore[arg-type]
     for row in rows:
         made.add_row(*row)
     return made
-
-
-def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """The width of each column: those that can spare most give way first, and none below its longest word."""
-    widths = [max(map(len, column)) for column in columns]
-    least = [
-        max((len(word) for cell in column for word in cell.split()), default=1)
-        for column in columns
-    ]
-    while sum(widths) + len(widths) > room and widths != least:
-        spare = [width - few for width, few in zip(widths, least, strict=True)]
-        widths[spare.index(max(spare))] -= 1
-    return widths

@@ -36,5 +36,9 @@ if TYPE_CHECKING:
     from fedspan.data.partitions.iid import IID as IID
     from fedspan.data.partitions.natural import Natural as Natural
     from fedspan.data.partitions.quantity import Quantity as Quantity
+
+    # tables of clients
+    from fedspan.data.table_data import TableData as TableData
+    from fedspan.data.table_data import tables as tables
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -6,10 +6,10 @@ cell, "NA", "nan" or "null" among numbers becomes NaN. All other columns are tex
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import gzip
-import hashlib
 import json
 import os
 import struct
@@ -23,25 +23,18 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 
+from fedspan.core.digest import digest as core_digest
+from fedspan.core.digest import sha256
 from fedspan.core.errors import DataError, one_line
 from fedspan.core.extras import needs
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
-UNREADABLE = (  # what the readers raise on damaged files and on types that they do not know
-    *(
-        ValueError,
-        TypeError,
-        KeyError,
-        OSError,
-        EOFError,
-        RuntimeError,
-        OverflowError,
-        MemoryError,
-        SyntaxError,
-    ),
-    *(csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError),
-)
+# what the readers raise on damaged files and on types that they do not know
+UNREADABLE = (
+    ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, OverflowError, MemoryError, SyntaxError,
+    csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError,
+)  # fmt: skip
 MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
 MISSING = ("", "na", "n/a", "nan", "null", "none")
 
@@ -62,50 +55,42 @@ def read(path: Path) -> Columns:
     try:
         columns = READERS[suffix](path)
     except UNREADABLE as error:
-        why = one_line(str(error) or type(error).__name__)
-        text = isinstance(error, UnicodeDecodeError) and suffix not in (
-            ".npz",
-            ".safetensors",
-            ".parquet",
-        )
-        remedy = "write the file again as UTF-8" if text else "write the file again"
-        raise DataError(f"`task.data`: {str(path)!r} cannot be read: {why}; {remedy}") from None
+        coded = isinstance(error, UnicodeDecodeError) and READERS[suffix] in (_csv, _tsv, _jsonl)
+        raise DataError(
+            f"`task.data`: {str(path)!r} cannot be read: {one_line(str(error) or type(error).__name__)}; "
+            f"write the file again{' as UTF-8' if coded else ''}"
+        ) from None
     if not columns:
         raise DataError(f"`task.data`: {str(path)!r} is empty")
     return columns
 
 
-def digest(path: Path) -> str:
-    """A hash of a file's bytes, or of all files of a directory; "missing" where there is none."""
-    if path.is_dir():
-        return digest_of(path, sorted(file for file in path.rglob("*") if file.is_file()))
-    return _content(*_state(path)) if path.is_file() else "missing"
+def digest(root: Path, files: Iterable[Path] | None = None, most: int = MOST_BYTES) -> str:
+    """A hash of a file, or of the names and bytes of several; of more than `most` bytes, of their sizes and times.
 
-
-def digest_of(root: Path, files: Iterable[Path]) -> str:
-    """A hash of the names and bytes of files; of more than 200 MB, of names, sizes and times of change."""
-    return _digest_of(root, tuple(_state(file) for file in files))
-
-
-def _state(file: Path) -> tuple[Path, int, int]:
-    about = file.stat() if file.is_file() else None
-    return (file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1)
-
-
-@functools.lru_cache(maxsize=8)
-def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...]) -> str:
-    large = sum(size for *_, size in states) > MOST_BYTES
-    found = hashlib.blake2b(digest_size=8)
-    for file, changed, size in states:
-        said = "missing" if size < 0 else changed if large else _content(file, changed, size)
-        found.update(repr((os.path.relpath(file, root), size, said)).encode())
-    return found.hexdigest()
+    Args:
+        root: The file, or the directory of all files.
+        files: Files to hash; by default the file itself, or all in the directory.
+        most: Bytes of several files up to which all are read.
+    """
+    if files is None:
+        inside = (file for file in sorted(root.rglob("*")) if file.is_file())
+        files = inside if root.is_dir() else [root]
+    states = []
+    for file in files:
+        about = file.stat() if file.is_file() else None
+        states.append((file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1))
+    return _digest_of(root, tuple(states), most)
 
 
 @functools.lru_cache(maxsize=64)
-def _content(path: Path, _changed: int, _size: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], most: int) -> str:
+    large = len(states) > 1 and sum(size for *_, size in states) > most
+    found: list[str] = []
+    for file, changed, size in states:
+        said = "missing" if size < 0 else changed if large else sha256(file)
+        found.append(repr((os.path.relpath(file, root), size, said)))
+    return core_digest(*found)
 
 
 def read_npz(path: Path) -> Columns:
@@ -131,28 +116,32 @@ def _safetensors(path: Path) -> Columns:
 
 
 def _csv(path: Path, delimiter: str = ",") -> Columns:
+    rows: list[list[str]] = []
     with _text(path) as file:
         lines = csv.reader(file, delimiter=delimiter)
         names = [name.strip() for name in next(lines, [])]
-        other = next((mark for mark in ",;\t|" if len(names) == 1 and mark in names[0]), None)
-        if other is not None:
-            raise DataError(
-                f"`task.data`: {str(path)!r} separates columns by {other!r}; write it again with {delimiter!r}"
-            )
+        for other in ",;\t|":
+            if len(names) == 1 and other in names[0]:
+                raise DataError(
+                    f"`task.data`: {str(path)!r} separates columns by {other!r}; write it again with {delimiter!r}"
+                )
         if len(set(names)) < len(names):
             raise DataError(f"`task.data`: {str(path)!r} has two columns of one name")
-        rows = []
-        for row in lines:
-            if row and len(row) != len(names):
+        for row in filter(None, lines):
+            if len(row) != len(names):
                 raise DataError(
                     f"`task.data`: {str(path)!r} has {len(row)} cells in line {lines.line_num}, "
                     f"but {len(names)} columns"
                 )
-            if row:
-                rows.append(row)
+            rows.append(row)
     if names and not rows:
         raise DataError(f"`task.data`: {str(path)!r} has no rows")
-    return {name: typed([row[number].strip() for row in rows]) for number, name in enumerate(names)}
+    columns = zip(names, zip(*rows, strict=True), strict=True)
+    return {name: typed([cell.strip() for cell in cells]) for name, cells in columns}
+
+
+def _tsv(path: Path) -> Columns:
+    return _csv(path, "\t")
 
 
 def is_plain(cell: str) -> bool:
@@ -163,12 +152,12 @@ def is_plain(cell: str) -> bool:
 def typed(cells: Sequence[str]) -> Array:
     """Cells of text as whole numbers, else as numbers, else as text."""
     text = np.array(cells)
-    missing = np.isin(np.char.lower(text), MISSING)
-    for kind in (np.int64, np.float64) if is_plain("".join(cells)) else ():
-        try:
-            return (text if kind is np.int64 else np.where(missing, "nan", text)).astype(kind)
-        except ValueError:
-            continue
+    if is_plain("".join(cells)):
+        with contextlib.suppress(ValueError):
+            return text.astype(np.int64)
+        with contextlib.suppress(ValueError):
+            missing = np.isin(np.char.lower(text), MISSING)
+            return np.where(missing, "nan", text).astype(np.float64)
     return text
 
 
@@ -220,7 +209,7 @@ READERS: dict[str, Callable[[Path], Columns]] = {
     ".safetensors": _safetensors,
     ".csv": _csv,
     ".csv.gz": _csv,
-    ".tsv": functools.partial(_csv, delimiter="\t"),
+    ".tsv": _tsv,
     ".jsonl": _jsonl,
     ".jsonl.gz": _jsonl,
     ".parquet": _parquet,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.errors import DataError, SpecError, one_line, shown
+from fedspan.core.errors import SpecError, one_line, one_of, shown
 from fedspan.core.extras import needs
 from fedspan.data import sets, store
 from fedspan.data.columns import UNREADABLE
@@ -53,16 +53,15 @@ def check(names: Iterable[str]) -> None:
     for name in wanted:
         if name in IMAGES:
             load(name)
-        elif sets.find(name).package is None:
-            for file in sets.paths(name):
-                if file.startswith(f"text/{name}_"):
-                    texts(name, file.removeprefix(f"text/{name}_").removesuffix(".jsonl.gz"))
+        elif not sets.find(name).package:
+            for path in sets.paths(name).values():
+                if path.name.endswith(".jsonl.gz"):
+                    _texts(name, path)
 
 
 def load(name: str) -> Splits:
     """The training and the test examples of a data set of images by its name."""
-    if name not in IMAGES:
-        raise DataError(f"unknown data set {name!r}; known are {', '.join(IMAGES)}")
+    one_of("data set", name, IMAGES)
     return IMAGES[name]()
 
 
@@ -108,8 +107,6 @@ def cifar100_mini() -> Splits:
     Returns:
         The training and the test examples.
     """
-    if sets.made("cifar100_mini"):
-        return _images("cifar100_mini", (32, 32, 3))
     sets.require(["cifar100_mini"])
     train, test = (
         Split(split.x[first], split.y[first])
@@ -143,19 +140,14 @@ def tcga_brca() -> Splits:
     """
     (path,) = sets.paths("tcga_brca").values()
     found = _read("tcga_brca", path)
-    kinds = {
-        "x": ("f", 2),
-        "time": ("f", 1),
-        "event": ("f", 1),
-        "train": ("b", 1),
-        "center": ("i", 1),
-    }
-    arrays = [(found.get(key, np.empty(())), kind) for key, kind in kinds.items()]
-    if any((a.dtype.kind, a.ndim) != kind or len(a) != len(arrays[0][0]) for a, kind in arrays):
-        raise sets.damaged("tcga_brca", f"it has no patients with {', '.join(kinds)}")
-    targets = np.stack([found["time"], found["event"]], 1).astype(np.float32)
-    parts = (np.flatnonzero(found["train"] == wanted) for wanted in (True, False))
-    train, test = (Split(found["x"][part], targets[part], found["center"][part]) for part in parts)
+    try:
+        y = np.stack([found["time"], found["event"]], 1).astype(np.float32)
+        train, test = (
+            Split(found["x"][part], y[part], found["center"][part])
+            for part in (found["train"], ~found["train"])
+        )
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise sets.find("tcga_brca").damaged(one_line(error)) from None
     return train, test
 
 
@@ -171,20 +163,19 @@ def banking77() -> Splits:
 
 def texts(name: str, part: str) -> Split:
     """The texts of a data set, with their labels where they have some."""
-    return _texts(name, part, sets.paths(name)[f"text/{name}_{part}.jsonl.gz"])
+    return _texts(name, sets.paths(name)[f"text/{name}_{part}.jsonl.gz"])
 
 
 @functools.lru_cache(maxsize=8)
-def _texts(name: str, part: str, path: Path) -> Split:
+def _texts(name: str, path: Path) -> Split:
     rows = _read(name, path)
-    labeled = part != "roles"
-    for number, row in enumerate(rows, 1):
-        good = isinstance(row, dict) and isinstance(row.get("text"), str)
-        if not good or (labeled and not (isinstance(row.get("label"), int) and row["label"] >= 0)):
-            raise sets.damaged(name, f"row {number} of {part} is {shown(row)}")
     if not rows:
-        raise sets.damaged(name, f"{part} has no rows")
-    labels = [row["label"] if labeled else 0 for row in rows]
+        raise sets.find(name).damaged(f"{path.name} has no rows")
+    for number, row in enumerate(rows, 1):
+        label = row.get("label", 0) if isinstance(row, dict) else -1
+        if not isinstance(label, int) or label < 0 or not isinstance(row.get("text"), str):
+            raise sets.find(name).damaged(f"row {number} of {path.name} is {shown(row)}")
+    labels = [row.get("label", 0) for row in rows]
     return Split(np.array([row["text"] for row in rows], object), np.array(labels, np.int64))
 
 
@@ -195,49 +186,45 @@ def _images(name: str, shape: tuple[int, ...]) -> Splits:
 
 @functools.lru_cache(maxsize=8)
 def _archive(name: str, shape: tuple[int, ...], path: Path) -> Splits:
-    found = _read(name, path)
-    try:
-        train, test = (_split(name, found, part, shape) for part in ("train", "test"))
-    except KeyError as error:
-        raise sets.damaged(name, f"it has no array {error}") from None
-    return train, test
-
-
-def _split(name: str, found: Mapping[str, Array], part: str, shape: tuple[int, ...]) -> Split:
-    """One half of an archive: images as they are, or as lossless WebP strips of 100 each with fine labels."""
-    strips = f"{part}_webp" in found
-    x = _strips(name, found, part) if strips else found[f"{part}_x"]
-    y, owner = found[f"{part}_{'fine' if strips else 'y'}"], found.get(f"{part}_writer")
-    if x.dtype != np.uint8 or x.shape[1:] != shape or not len(x):
-        raise sets.damaged(name, f"{part}_x has {x.dtype} {x.shape}")
-    for what, values in (("labels", y), ("writers", owner)):
-        if values is not None and (values.shape != x.shape[:1] or values.dtype.kind not in "iu"):
-            raise sets.damaged(
-                name, f"{len(x)} images of {part} have {what} of {values.dtype} {values.shape}"
-            )
-    return Split(x, y.astype(np.int64), owner)
+    """The images and labels of an .npz; images are as they are, or lossless WebP strips of 100 each."""
+    found, splits = _read(name, path), []
+    for part in ("train", "test"):
+        strips = f"{part}_webp" in found
+        y = found.get(f"{part}_fine" if strips else f"{part}_y", np.empty(()))
+        x = _strips(name, found, part) if strips else found.get(f"{part}_x", np.empty(()))
+        owner = found.get(f"{part}_writer", y)
+        if x.dtype != np.uint8 or x.shape[1:] != shape or not len(x):
+            raise sets.find(name).damaged(f"{part}_x has {x.dtype} {x.shape}")
+        for what, values in (("labels", y), ("writers", owner)):
+            if values.shape != x.shape[:1] or values.dtype.kind not in "iu":
+                raise sets.find(name).damaged(
+                    f"{len(x)} images of {part} have {what} of {values.dtype} {values.shape}"
+                )
+        splits.append(Split(x, y.astype(np.int64), found.get(f"{part}_writer")))
+    return splits[0], splits[1]
 
 
 def _strips(name: str, found: Mapping[str, Array], part: str) -> Array:
     needs("vision", "PIL")
     from PIL import Image
 
-    data, ends = found[f"{part}_webp"].tobytes(), found[f"{part}_offsets"].tolist()
+    data = found[f"{part}_webp"].tobytes()
     try:
         strips = [
-            Image.open(io.BytesIO(data[start:end])).convert("RGB")
-            for start, end in itertools.pairwise(ends)
+            np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB"))
+            for start, end in itertools.pairwise(found[f"{part}_offsets"].tolist())
         ]
-        return np.concatenate([np.asarray(strip).reshape(-1, 32, 32, 3) for strip in strips])
+        return np.concatenate(strips).reshape(-1, 32, 32, 3)
     except (*UNREADABLE, Image.DecompressionBombError) as error:
-        raise sets.damaged(name, one_line(error)) from None
+        raise sets.find(name).damaged(one_line(error)) from None
 
 
 def _read(name: str, path: Path) -> Any:
     try:
         return store.read(path)
-    except DataError as error:
-        raise sets.damaged(name, str(error)) from None
+    except UNREADABLE as error:
+        why = one_line(str(error) or type(error).__name__)
+        raise sets.find(name).damaged(f"{path.name} cannot be read: {why}") from None
 
 
 IMAGES: dict[str, Callable[[], Splits]] = {  # those of the `classification` task

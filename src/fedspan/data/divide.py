@@ -6,13 +6,15 @@ with the partition of this name and the same seed gives its clients.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedspan.core.errors import DataError, SpecError
-from fedspan.core.partition import Indices
+from fedspan.core.partition import Indices, Partition
 from fedspan.data.partitions.classes import Classes
 from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.data.partitions.iid import IID
@@ -33,7 +35,7 @@ def iid(labels: Labels, clients: int = 20, *, seed: int = 0) -> list[Indices]:
     Returns:
         The example numbers of each client.
     """
-    return IID(clients=clients).split(_column(labels, "labels"), _seed(seed))
+    return _parts(IID(clients=clients), labels, seed)
 
 
 def dirichlet(
@@ -50,7 +52,7 @@ def dirichlet(
     Returns:
         The example numbers of each client. Every client has at least one.
     """
-    return Dirichlet(clients=clients, alpha=alpha).split(_named(labels, "labels"), _seed(seed))
+    return _parts(Dirichlet(clients=clients, alpha=alpha), labels, seed)
 
 
 def classes(
@@ -67,8 +69,8 @@ def classes(
     Returns:
         The example numbers of each client. A class that no client has is left out.
     """
-    parts = Classes(clients=clients, classes_per_client=classes_per_client)
-    return parts.split(_named(labels, "labels"), _seed(seed))
+    partition = Classes(clients=clients, classes_per_client=classes_per_client)
+    return _parts(partition, labels, seed)
 
 
 def quantity(
@@ -85,7 +87,7 @@ def quantity(
     Returns:
         The example numbers of each client. Every client has at least one.
     """
-    return Quantity(clients=clients, alpha=alpha).split(_column(labels, "labels"), _seed(seed))
+    return _parts(Quantity(clients=clients, alpha=alpha), labels, seed)
 
 
 def natural(groups: Labels, clients: int | None = None) -> dict[str, Indices]:
@@ -99,31 +101,33 @@ def natural(groups: Labels, clients: int | None = None) -> dict[str, Indices]:
         Name of the group → its example numbers, in the order of the sorted groups; `fedspan.fit` takes a dictionary
         of clients with the same names.
     """
-    column = _named(groups, "groups")
-    parts = Natural(clients=clients).split(column, owners=column)
-    return {str(column[part[0]]): part for part in parts}
+    parts = _parts(Natural(clients=clients), groups, 0, "groups")
+    names = np.asarray(groups)
+    return {str(names[part[0]]): part for part in parts}
 
 
-def _column(given: Labels, name: str) -> npt.NDArray[Any]:
-    try:
+def _parts(
+    partition: Partition, given: Labels, seed: object, name: str = "labels"
+) -> list[Indices]:
+    """The parts of a column, which is checked; `name` is what the caller calls it."""
+    if isinstance(seed, bool | np.bool_) or not isinstance(seed, int | np.integer):
+        raise SpecError(f"`seed` must be a whole number, got {seed!r}")
+    column: Any = np.empty(())
+    got = type(given).__name__
+    with contextlib.suppress(ValueError, TypeError, RuntimeError):
         column = np.asarray(given)
-    except (ValueError, TypeError, RuntimeError):
-        raise DataError(
-            f"`{name}` must be a column with one entry per example, got {type(given).__name__}"
-        ) from None
+        got = f"an array of shape {column.shape}"
     if column.ndim != 1 or not len(column):
-        raise DataError(
-            f"`{name}` must be a column with one entry per example, got an array of shape {column.shape}"
-        )
-    return column
+        raise DataError(f"`{name}` must be a column with one entry per example, got {got}")
+    if isinstance(partition, Dirichlet | Classes | Natural):
+        # NumPy turns [1, "a"] into text
+        entries: Any = given if isinstance(given, list | tuple) else column.tolist()
+        _check(entries, name)
+    return partition.split(column, int(seed), column)
 
 
-def _named(given: Labels, name: str) -> npt.NDArray[Any]:
-    """A column whose every entry names a class or a group."""
-    column = _column(given, name)
-    entries = (
-        given if isinstance(given, list | tuple) else column.tolist()
-    )  # NumPy turns [1, "a"] into text
+def _check(entries: Sequence[Any], name: str) -> None:
+    """Refuses a column of which not every entry names a class or a group."""
     for place, entry in enumerate(entries):
         if entry is None or type(entry).__name__ in ("NAType", "NaTType") or entry != entry:
             raise SpecError(
@@ -133,10 +137,3 @@ def _named(given: Labels, name: str) -> npt.NDArray[Any]:
             raise SpecError(
                 f"`{name}` has {entries[0]!r} and {entry!r} in place {place}; use text or numbers for all"
             )
-    return column
-
-
-def _seed(seed: object) -> int:
-    if isinstance(seed, bool | np.bool_) or not isinstance(seed, int | np.integer):
-        raise SpecError(f"`seed` must be a whole number, got {seed!r}")
-    return int(seed)

@@ -5,7 +5,6 @@ Proxies are those of the environment (`https_proxy`, `http_proxy`, `no_proxy`) o
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import urllib.error
 import urllib.request
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedspan.core.digest import sha256
 from fedspan.core.errors import DataError, one_line
 from fedspan.core.files import disk_errors, make_dir, remove, replace, write_at
 
@@ -94,21 +94,6 @@ def by_hand(files: Sequence[File], folder: Path) -> str:
         names.setdefault(f"{address}/", []).append(name)
     listed = " and ".join(f"{', '.join(some)} from {address}" for address, some in names.items())
     return f"fetch {listed} by hand, put them into {str((folder / files[0].name).parent)!r}"
-
-
-def check(file: File, path: Path) -> None:
-    """Refuse a file that is not the official one."""
-    known = file.also_sha256 if path.name == file.also else file.sha256
-    if known and (found := sha256(path)) != known:
-        raise DataError(
-            f"{str(path)!r} is not the official file: its SHA-256 is {found[:16]}…, not {known[:16]}…"
-        )
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
 
 
 def _fetch(url: str, part: Path, file: File, seen: Seen) -> None:

@@ -18,14 +18,12 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 def class_files(root: Path) -> tuple[list[Path], list[str]]:
     """The images below a directory, and the sub-directory that each is in: its class."""
-    classes = sorted(
-        place.name for place in root.iterdir() if place.is_dir() and place.name[0] != "."
-    )
+    folders = [place for place in root.iterdir() if place.is_dir() and place.name[0] != "."]
     files = [
-        (file, name)
-        for name in classes
-        for file in sorted((root / name).rglob("*"))
-        if _is_image(file)
+        (file, folder.name)
+        for folder in sorted(folders)
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in SUFFIXES and file.is_file()
     ]
     if not files:
         raise DataError(
@@ -65,7 +63,3 @@ def read(files: Sequence[Path], size: int | None = None) -> npt.NDArray[np.uint8
     if len({image.ndim for image in found}) > 1:
         found = [image if image.ndim == 3 else np.stack([image] * 3, -1) for image in found]
     return np.stack(found)
-
-
-def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in SUFFIXES and file.is_file()

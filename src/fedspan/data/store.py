@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.errors import DataError, one_line, path_of
+from fedspan.core.errors import path_of
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.system import locked
-from fedspan.data.columns import UNREADABLE, read_npz, read_rows
+from fedspan.data.columns import read_npz, read_rows
 
 Contents = Mapping[str, Any]  # path in the data directory → arrays by name, rows, or bytes
 
@@ -59,20 +59,10 @@ def alone(wait: Callable[[], None]) -> Iterator[None]:
 
 
 def read(path: Path) -> Any:
-    """The contents of a file: arrays by name, rows, or bytes.
-
-    Raises:
-        DataError: The file is damaged.
-    """
-    try:
-        if path.suffix == ".npz":
-            return read_npz(path)
-        if path.name.endswith(".jsonl.gz"):
-            return read_rows(path)
-        return path.read_bytes()
-    except UNREADABLE as error:
-        why = one_line(str(error) or type(error).__name__)
-        raise DataError(f"{str(path)!r} cannot be read: {why}") from None
+    """The contents of a file: arrays by name, rows, or bytes; raises one of UNREADABLE."""
+    if path.suffix == ".npz":
+        return read_npz(path)
+    return read_rows(path) if path.name.endswith(".jsonl.gz") else path.read_bytes()
 
 
 def write(path: Path, contents: Any) -> None:

@@ -1,4 +1,8 @@
-"""Examples of your own in a spec: which file, which columns, whose rows, and which of them are for testing."""
+"""Examples of your own in a spec: which file, which columns, whose rows, and which of them are for testing.
+
+A file is read as named columns (`data.columns`). `_features` makes inputs of them, `_targets` what is predicted; then
+rows are divided among clients.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
-from fedspan.core import seeds
 from fedspan.core.errors import (
     DataError,
     SpecError,
@@ -21,12 +24,25 @@ from fedspan.core.errors import (
     path_of,
 )
 from fedspan.core.partition import Indices, Partition
-from fedspan.core.spec import PATHS, changed
+from fedspan.core.spec import PATHS
+from fedspan.core.tables import describe
 from fedspan.core.task import Holdings
 from fedspan.data import columns, images
-from fedspan.data.columns import Array, Columns, is_plain
+from fedspan.data.columns import Array, Columns
 from fedspan.data.datasets import Split
+from fedspan.data.partitions.classes import Classes
+from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.data.partitions.natural import Natural
+from fedspan.data.schema import Features, Schema
+from fedspan.data.schema import describe as describe_columns
+from fedspan.data.table_data import (
+    TableData,
+    files_of,
+    is_pattern,
+    read_clients,
+    rows_of,
+    shared_out,
+)
 
 TEST_SHARE = 0.2
 MOST_PIXELS = 4096
@@ -36,32 +52,29 @@ Kind = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnData:
-    """A file of examples, or a directory with a sub-directory of images per class.
+class OwnData(Features):
+    """A file of examples, a file for each client, or a directory with a sub-directory of images per class.
 
     The test set is the file `test_path`, the rows that `test_column` marks, or a share of each client's rows.
     """
 
-    path: str  # .npz, .safetensors, .csv, .tsv, .jsonl, .parquet, or a directory; relative to the spec file
+    path: str  # .npz, .safetensors, .csv, .tsv, .jsonl, .parquet, a pattern of such files, or a directory
     target: str | None = None  # column to predict; by default `y` of arrays, `label` of texts
-    features: tuple[str, ...] | None = None  # columns of inputs; by default all others, or `text`
     images: str | None = None  # column with the paths of images, which are the inputs
     image_size: int | None = None  # pixels that images are made wide and high; none: as they are
     client: str | None = None  # column that says whose a row is, for the partition `natural`
-    standardize: Literal["pooled", "none"] = "pooled"  # mean 0, deviation 1 over all clients
+    site: str | None = None  # of a client on its own machine: the file with its rows
     test_path: str | None = None  # file or directory of the test set
     test_column: str | None = None  # column that says "train" or "test", or 0 or 1 for test
     test_share: float | None = None  # of each client's rows; 0.2 by default, 0: no test set
 
     def __post_init__(self) -> None:
-        for name in ("path", "test_path"):
-            if getattr(self, name) is not None or name == "path":
-                path_of(name, getattr(self, name))
-        given = [
-            name
-            for name in ("test_path", "test_column", "test_share")
-            if getattr(self, name) is not None
-        ]
+        super().__post_init__()
+        path_of("path", self.path)
+        if self.test_path is not None:
+            path_of("test_path", self.test_path)
+        tests = ("test_path", "test_column", "test_share")
+        given = [name for name in tests if getattr(self, name) is not None]
         if len(given) > 1:
             raise SpecError(
                 f"`{given[0]}` and `{given[1]}` both say what the test set is; give one of them"
@@ -77,50 +90,45 @@ class OwnData:
         if self.features is not None:
             object.__setattr__(self, "features", items("features", self.features))
             _check_features(self.features, self.target)
+        arrays = self.images is not None or (not self.tabular and Path(self.path).suffix)
+        if arrays and self.standardize == "client":
+            raise SpecError('`standardize` "client" is for tables; use "pooled" or "none"')
+
+    @property
+    def tabular(self) -> bool:
+        """Whether the files are tables, whose columns have a schema."""
+        name = self.path.removesuffix(".gz")
+        return self.images is None and Path(name).suffix in (".csv", ".tsv", ".jsonl", ".parquet")
 
     def decisions(self) -> dict[str, Any]:
         """What decides the numbers: a hash of the files in place of their paths."""
-        given = {key: value for key, value in changed(self).items() if key not in PATHS}
-        return given | {"digest": self.digest()}
+        given = describe(self, changed=True) | {"digest": self.digest()}
+        return {key: value for key, value in given.items() if key not in PATHS}
 
-    def digest(self) -> str:
-        """A hash of the files, by which changed data is noticed."""
+    def digest(self, most: int = columns.MOST_BYTES) -> str:
+        """A hash of the files, by which changed data is noticed.
+
+        Args:
+            most: Bytes up to which the contents of all images are hashed; above, their sizes and times of change.
+        """
         found = []
-        for path in (Path(path) for path in (self.path, self.test_path) if path is not None):
-            found.append(columns.digest(path))
+        paths = [self.path, *filter(None, (self.test_path,))]
+        if is_pattern(self.path):  # on a client's own machine the other files are not there
+            there = {} if self.site is not None else files_of(self.path, missing=True)
+            paths[:1] = [str(path) for path in sorted(there.values())]
+        for path in map(Path, paths):
+            found.append(columns.digest(path, most=most))
             if self.images is not None and path.is_file():
                 listed = _listed(path, found[-1], self.images)
-                found.append(columns.digest_of(path.parent, listed))
+                found.append(columns.digest(path.parent, listed, most=most))
         return "-".join(found)
 
     def divide(self, kind: Kind, partition: Partition, seed: int) -> Division:
         """Read the files and divide their examples among clients."""
         x, y, owner, marked, classes = _load(self, self.digest(), kind)
-        natural = isinstance(partition, Natural)
-        if natural and owner is None:
-            raise SpecError(
-                "`task.data.client` is missing, the column that says whose a row is; or use another `partition`"
-            )
-        if not natural and not classes and type(partition).__name__ in ("Dirichlet", "Classes"):
-            raise SpecError(
-                "`task.partition` divides classes, but the target is a number; use iid, quantity or natural"
-            )
-        pool = np.arange(len(y)) if marked is None else np.flatnonzero(~marked)
-        owners = None if owner is None else owner[pool]
-        if natural and owners is not None and partition.clients is None:
-            lost = sorted({*map(str, owner)} - {*map(str, owners)})
-            if lost:
-                raise DataError(
-                    f"`task.data`: client {lost[0]!r} has no training rows, only rows of the test set"
-                )
-        parts = [pool[part] for part in partition.split(y[pool], seed, owners)]
-        if marked is None:
-            share = TEST_SHARE if self.test_share is None else self.test_share
-            parts, test = _held_out(parts, share, seed)
-        else:
-            test = np.flatnonzero(marked)
-        train = np.setdiff1d(pool, test)
-        names = [str(owner[part[0]]) if natural else str(i) for i, part in enumerate(parts)]
+        parts, held, rest, names = self._dealt(y, owner, marked, bool(classes), partition, seed)
+        test = np.sort(np.concatenate([*held, rest]))
+        train = np.sort(np.concatenate(parts))
         return Division(
             Split(x[train], y[train]),
             Split(x[test], y[test]) if len(test) else None,
@@ -128,6 +136,140 @@ class OwnData:
             names,
             classes,
         )
+
+    def tables(
+        self,
+        kind: Kind,
+        partition: Partition,
+        seed: int,
+        dtype: torch.dtype,
+        schema: Schema | None = None,
+        classes: list[Any] | None = None,
+    ) -> TableData:
+        """Read tables, divide their rows among clients, and agree on features unless there is a schema."""
+        if is_pattern(self.path):
+            if not isinstance(partition, Natural) or self.client is not None:
+                raise SpecError(
+                    "`task.data.path` names a file for each client; leave out `partition` and `client`"
+                )
+            files = read_clients(self.path)
+        else:
+            files = {"": columns.read(Path(self.path))}
+        target = self.target or "y"
+        goals, owners, marks = [], [], []
+        for name, found in files.items():
+            path = Path(name or self.path)
+            if self.target is None and target not in found:
+                raise SpecError(
+                    f"`task.data.target` is missing, the column to predict; there are {_known(found)}"
+                )
+            goals.append(_column(found, target, "target", path))
+            describe_columns(
+                found, self, self.others, repr(str(path))
+            )  # refuses with the row of the file
+            if self.test_column is not None:
+                marks.append(_marks(_column(found, self.test_column, "test_column", path), self))
+            if name:
+                owners.append(np.repeat(name, len(goals[-1])))
+            elif self.client is not None:
+                owners.append(_owners(found, self.client, path))
+        kinds = {one.dtype.kind in "US" for one in goals}
+        goal = np.concatenate([one.astype(str) if len(kinds) > 1 else one for one in goals])
+        y, names = _targets(goal, kind)
+        parts, held, rest, who = self._dealt(
+            y,
+            np.concatenate(owners) if owners else None,
+            np.concatenate(marks) if marks else None,
+            bool(names),
+            partition,
+            seed,
+        )
+        starts = dict(zip(files, np.cumsum([0, *map(len, goals[:-1])]), strict=True))
+
+        def taken(client: str, rows: Indices) -> Columns:
+            file = client if client in files else next(iter(files))
+            return rows_of(files[file], rows - starts[file])
+
+        pooled = taken("", rest) if len(rest) else None
+        if self.test_path is not None:
+            pooled = columns.read(Path(self.test_path))
+            _targets(_column(pooled, target, "target", Path(self.test_path)), kind)
+        return TableData(
+            {name: taken(name, part) for name, part in zip(who, parts, strict=True)},
+            {name: taken(name, part) for name, part in zip(who, held, strict=True) if len(part)},
+            target,
+            self,
+            numbers=kind == "numbers",
+            others=self.others[1:],
+            pooled=pooled,
+            schema=schema,
+            classes=classes,
+            dtype=dtype,
+        )
+
+    def own_rows(self, client: int, seed: int) -> tuple[Columns, Columns]:
+        """Return the rows of a client on its own machine, for training and for tests."""
+        if self.site is None:
+            raise SpecError(
+                "the node's config needs data, the file with this client's rows: data=\"/srv/ward.csv\""
+            )
+        path = Path(self.site)
+        found = columns.read(path)
+        goal = _column(found, self.target or "y", "target", path)
+        describe_columns(found, self, self.others, repr(self.site))
+        rows = np.arange(len(goal))
+        if self.test_column is not None:
+            marked = _marks(_column(found, self.test_column, "test_column", path), self)
+            return rows_of(found, rows[~marked]), rows_of(found, rows[marked])
+        share = TEST_SHARE if self.test_share is None else self.test_share
+        train, test = shared_out(rows, share, seed, client)
+        return rows_of(found, train), rows_of(found, test)
+
+    @property
+    def others(self) -> list[str]:
+        """The columns that are no features."""
+        return [self.target or "y", *filter(None, (self.client, self.test_column))]
+
+    def _dealt(
+        self,
+        y: Array,
+        owner: Array | None,
+        marked: Array | None,
+        classes: bool,
+        partition: Partition,
+        seed: int,
+    ) -> tuple[list[Indices], list[Indices], Indices, list[str]]:
+        """Return each client's rows for training and for tests, the test rows of no client, and the clients' names."""
+        natural = isinstance(partition, Natural)
+        if natural and owner is None:
+            raise SpecError(
+                "`task.data.client` is missing, the column that says whose a row is; or use another `partition`"
+            )
+        if not classes and isinstance(partition, Dirichlet | Classes):
+            raise SpecError(
+                "`task.partition` divides classes, but the target is a number; use iid, quantity or natural"
+            )
+        pool = np.arange(len(y)) if marked is None else np.flatnonzero(~marked)
+        owners = None if owner is None else owner[pool]
+        if natural and partition.clients is None:
+            lost = np.setdiff1d(np.asarray(owner).astype(str), np.asarray(owners).astype(str))
+            if len(lost):
+                raise DataError(
+                    f"`task.data`: client {str(lost[0])!r} has no training rows, only rows of the test set"
+                )
+        parts = [pool[part] for part in partition.split(y[pool], seed, owners)]
+        names = [str(i if owner is None else owner[part[0]]) for i, part in enumerate(parts)]
+        names = names if natural else [str(i) for i in range(len(parts))]
+        none = np.arange(0)
+        if marked is None:
+            share = TEST_SHARE if self.test_share is None else self.test_share
+            both = [shared_out(part, share, seed, client) for client, part in enumerate(parts)]
+            return [a for a, _ in both], [b for _, b in both], none, names
+        rest = np.flatnonzero(marked)
+        if not natural or owner is None or self.test_path is not None:
+            return parts, [none for _ in parts], rest, names
+        held = [rest[owner[rest].astype(str) == name] for name in names]
+        return parts, held, np.setdiff1d(rest, np.concatenate([*held, none])), names
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,24 +284,15 @@ class Division:
 
     def holdings(self) -> Holdings:
         """How many examples of each class every client has."""
-        if not self.classes:
-            return Holdings(np.array([[len(part)] for part in self.parts]), self.clients)
+        kinds = len(self.classes)
         counts = [
-            np.bincount(self.train.y[part], minlength=len(self.classes)) for part in self.parts
+            np.bincount(self.train.y[part], minlength=kinds) if kinds else [len(part)]
+            for part in self.parts
         ]
         return Holdings(np.stack(counts), self.clients, self.classes)
 
 
-def _held_out(parts: list[Indices], share: float, seed: int) -> tuple[list[Indices], Indices]:
-    """Takes a share of each client's rows for testing; at least one row stays."""
-    kept, out = [], []
-    for client, part in enumerate(parts):
-        rng = np.random.Generator(np.random.PCG64(seeds.key(seed, "test share", client)))
-        count = min(round(share * len(part)), len(part) - 1)
-        drawn = rng.permutation(part)
-        kept.append(np.sort(drawn[count:]))
-        out.append(drawn[:count])
-    return kept, np.sort(np.concatenate(out))
+# --- Files as inputs, targets, owners and test rows ---
 
 
 @functools.lru_cache(maxsize=2)
@@ -168,88 +301,92 @@ def _load(own: OwnData, _digest: str, kind: Kind) -> tuple[Array, Array, Any, An
 
     Test rows are None where a share of each client's is to be drawn.
     """
-    x, goal, owner, marked = _table(own, Path(own.path), kind)
+    x, goal, owner, marked = _table(own, own.path, kind)
     if own.test_path is not None:
-        test_x, test_goal, _, _ = _table(own, Path(own.test_path), kind)
+        test_x, test_goal, _, _ = _table(own, own.test_path, kind)
+        for train, test in ((x, test_x), (goal, test_goal)):
+            if train.shape[1:] != test.shape[1:]:
+                raise DataError(
+                    f"`task.data`: {own.path!r} and {own.test_path!r} have examples of different shape, "
+                    f"{train.shape[1:]} and {test.shape[1:]}"
+                )
         marked = np.repeat([False, True], [len(goal), len(test_goal)])
-        owner = None if owner is None else np.concatenate([owner, owner[:1].repeat(len(test_goal))])
-        x, goal = _joined(x, test_x, own), _joined(goal, test_goal, own)
-    y, classes = (_numbers(goal), []) if kind == "numbers" else _classes(goal)
+        owner = None if owner is None else np.append(owner, owner[:1].repeat(len(test_goal)))
+        x, goal = np.concatenate([x, test_x]), np.concatenate([goal, test_goal])
+    y, classes = _targets(goal, kind)
     return x, y, owner, marked, classes
 
 
-def _joined(train: Array, test: Array, own: OwnData) -> Array:
-    if train.shape[1:] != test.shape[1:]:
-        raise DataError(
-            f"`task.data`: {own.path!r} and {own.test_path!r} have examples of different shape, "
-            f"{train.shape[1:]} and {test.shape[1:]}"
-        )
-    return np.concatenate([train, test])
-
-
-def _table(
-    own: OwnData, path: Path, kind: Kind
-) -> tuple[Array, Array, Array | None, npt.NDArray[np.bool_] | None]:
+def _table(own: OwnData, place: str, kind: Kind) -> tuple[Array, Array, Array | None, Any]:
     """(inputs, raw targets, owners, test rows) of one file."""
+    path = Path(place)
     if path.is_dir():
         files, names = images.class_files(path)
         return images.read(files, own.image_size), np.array(names), None, None
-    found, only_test = columns.read(path), own.test_path is not None and path == Path(own.test_path)
+    found = columns.read(path)
     target = own.target or ("label" if kind == "texts" else "y")
     if own.target is None and target not in found:
         raise SpecError(
             f"`task.data.target` is missing, the column to predict; there are {_known(found)}"
         )
     goal = _column(found, target, "target", path)
-    marks = (
-        None if own.test_column is None else _column(found, own.test_column, "test_column", path)
-    )
-    owner = None if own.client is None or only_test else _column(found, own.client, "client", path)
-    if owner is not None and (empty := np.isin(owner.astype(str), ("", "nan"))).any():
-        raise DataError(
-            f"`task.data.client`: {own.client!r} is empty in row {_first_row(empty)}; fill it or drop the row"
-        )
-    x = _inputs(found, own, target, path, kind)
+    marks = owner = None
+    if own.test_column is not None:
+        marks = _column(found, own.test_column, "test_column", path)
+    if own.client is not None and place != own.test_path:
+        owner = _owners(found, own.client, path)
+    x = _features(found, own, target, path, kind)
     for name, array in ((own.client, owner), (own.test_column, marks), ("the features", x)):
         if array is not None and len(array) != len(goal):
             raise DataError(
                 f"`task.data`: {name!r} has {len(array)} rows in {str(path)!r}, but {target!r} has {len(goal)}; "
                 "name the columns to use in `features`"
             )
-    return x, goal, owner, None if marks is None else _marked(marks, own)
+    return x, goal, owner, None if marks is None else _marks(marks, own)
+
+
+def _owners(found: Columns, client: str, path: Path) -> Array:
+    """The column that says whose each row is."""
+    owner = _column(found, client, "client", path)
+    if (empty := np.isin(owner.astype(str), ("", "nan"))).any():
+        raise DataError(
+            f"`task.data.client`: {client!r} is empty in row {_first_row(empty)}; fill it or drop the row"
+        )
+    return owner
+
+
+def _marks(marks: Array, own: OwnData) -> Array:
+    """Which rows are for tests."""
+    words = np.char.lower(marks.astype(str))
+    test = np.isin(words, ("test", "true", "1", "1.0"))
+    wrong = ~test & ~np.isin(words, ("train", "training", "false", "0", "0.0"))
+    if wrong.any():
+        raise DataError(
+            f"`task.data.test_column`: {own.test_column!r} is {str(marks[wrong][0])!r} in row {_first_row(wrong)}; "
+            "write 'train' or 'test', or 0 and 1 for test"
+        )
+    return np.asarray(test)
 
 
 @functools.lru_cache(maxsize=4)
 def _listed(path: Path, _digest: str, name: str) -> list[Path]:
-    return _places(columns.read(path), name, path)
+    """The images that a column of a file lists; the digest is for the cache."""
+    cells = _column(columns.read(path), name, "images", path)
+    return [path.parent / str(file) for file in cells]
 
 
-def _places(found: Columns, name: str, path: Path) -> list[Path]:
-    """The images that a column lists."""
-    return [path.parent / str(file) for file in _column(found, name, "images", path)]
-
-
-def _inputs(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -> Array:
-    if own.images is not None:
-        return images.read(_places(found, own.images, path), own.image_size)
-    if own.features is not None:
-        _check_features(own.features, target)
-    if kind == "texts":
-        if own.features is not None and len(own.features) > 1:
-            raise SpecError(
-                f"`task.data.features` must be one column of texts, got {', '.join(own.features)}"
-            )
-        name = own.features[0] if own.features else "text"
-        texts = _column(found, name, "features", path)
-        if texts.dtype.kind != "U":
+def _targets(goal: Array, kind: Kind) -> tuple[Array, list[str]]:
+    """Targets as numbers, and the names of their classes."""
+    if kind == "numbers":
+        if goal.dtype.kind not in "biuf":
             raise DataError(
-                f"`task.data.features`: {name!r} of {str(path)!r} has numbers, not texts"
+                f"`task.data.target` is text ({str(goal.flat[0])!r} in row 1); use the task 'classification'"
             )
-        return texts
-    return _stacked(found, own.features, {target, own.client, own.test_column}, path)
-
-
-def _classes(goal: Array) -> tuple[Array, list[str]]:
+        numbers = goal.reshape(len(goal), -1).astype(np.float64)
+        if not np.isfinite(numbers).all():
+            row = _first_row(~np.isfinite(numbers).all(1))
+            raise DataError(f"`task.data.target` has no number in row {row}; drop the row")
+        return numbers, []
     if goal.ndim != 1 or goal.dtype.kind == "f":
         got = "floating-point numbers" if goal.ndim == 1 else f"an array of shape {goal.shape}"
         raise DataError(
@@ -266,29 +403,88 @@ def _classes(goal: Array) -> tuple[Array, list[str]]:
     return y.astype(np.int64), [str(name) for name in names]
 
 
-def _numbers(goal: Array) -> Array:
-    if goal.dtype.kind not in "biuf":
-        raise DataError(
-            f"`task.data.target` is text ({str(goal.flat[0])!r} in row 1); use the task 'classification'"
-        )
-    y = goal.reshape(len(goal), -1).astype(np.float64)
-    if not np.isfinite(y).all():
-        raise DataError(
-            f"`task.data.target` has no number in row {_first_row(~np.isfinite(y).all(1))}; drop the row"
-        )
-    return y
+# --- Columns as features ---
 
 
-def _marked(marks: Array, own: OwnData) -> npt.NDArray[np.bool_]:
-    words = np.char.lower(marks.astype(str))
-    test = np.isin(words, ("test", "true", "1", "1.0"))
-    wrong = ~test & ~np.isin(words, ("train", "training", "false", "0", "0.0"))
-    if wrong.any():
+def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -> Array:
+    """The inputs: images that a column lists, one column of texts, or columns of numbers side by side."""
+    if own.images is not None:
+        return images.read(_listed(path, columns.digest(path), own.images), own.image_size)
+    if own.features is not None:
+        _check_features(own.features, target)
+    if kind == "texts":
+        name, *more = own.features or ("text",)
+        if more:
+            raise SpecError(
+                f"`task.data.features` must be one column of texts, got {name}, {', '.join(more)}"
+            )
+        texts = _column(found, name, "features", path)
+        if texts.dtype.kind != "U":
+            raise DataError(
+                f"`task.data.features`: {name!r} of {str(path)!r} has numbers, not texts"
+            )
+        return texts
+    names = own.features or _numeric(found, {target, own.client, own.test_column}, path)
+    parts = []
+    for name in names:
+        part = _column(found, name, "features", path)
+        if part.dtype.kind not in "biuf":
+            raise DataError(
+                f"`task.data.features`: {name!r} of {str(path)!r} is text ({str(part.flat[0])!r} in row 1); leave it "
+                "out or write it as numbers"
+            )
+        if part.dtype.kind == "f" and not np.isfinite(part).all():
+            row = _first_row(~np.isfinite(part.reshape(len(part), -1)).all(1))
+            raise DataError(
+                f"`task.data`: {name!r} of {str(path)!r} has no number in row {row}; fill it or drop the row"
+            )
+        parts.append(part)
+    if len(parts) == 1 and parts[0].ndim > 1:
+        return parts[0]
+    if len({len(part) for part in parts}) > 1 or any(part.ndim > 2 for part in parts):
+        shapes = ", ".join(f"{n!r} {part.shape}" for n, part in zip(names, parts, strict=True))
         raise DataError(
-            f"`task.data.test_column`: {own.test_column!r} is {str(marks[wrong][0])!r} in row {_first_row(wrong)}; "
-            "write 'train' or 'test', or 0 and 1 for test"
+            f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use"
         )
-    return test
+    return np.column_stack(parts)
+
+
+def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
+    """The columns of numbers; a column of numbers with a few words in it is refused rather than left out."""
+    names = []
+    for name, column in found.items():
+        if name in others:
+            continue
+        if column.dtype.kind in "biuf":
+            names.append(name)
+        elif column.dtype.kind in "US" and column.ndim == 1:
+            cells = [str(cell) for cell in column]
+            read = [_is_number(cell) for cell in cells]
+            if 2 * sum(read) <= len(read):
+                continue
+            good = [
+                number and columns.is_plain(cell) for number, cell in zip(read, cells, strict=True)
+            ]
+            row = 0 if all(good) else good.index(False)
+            why = f"has numbers but {cells[row]!r} in row {row + 1}; write it with the digits 0 to 9 alone"
+            if all(good):
+                why = f"has numbers written as text ({cells[0]!r} in row 1); write them without quotes"
+            raise DataError(
+                f"`task.data`: {name!r} of {str(path)!r} {why}, or name the columns to use in `features`"
+            )
+    if not names:
+        raise DataError(
+            f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {_known(found)}"
+        )
+    return names
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_features(given: tuple[str, ...], target: str | None) -> None:
@@ -303,25 +499,6 @@ def _check_features(given: tuple[str, ...], target: str | None) -> None:
         raise SpecError(
             f"`features` has the target {target!r}, which the model must not see; remove it"
         )
-
-
-def _stacked(
-    found: Columns, given: tuple[str, ...] | None, others: set[str | None], path: Path
-) -> Array:
-    """The given columns side by side; where none are given, all columns of numbers besides the others."""
-    names = given or tuple(_numeric(found, others, path))
-    parts = [_feature(_column(found, name, "features", path), name, path) for name in names]
-    if len(parts) == 1 and parts[0].ndim > 1:
-        return parts[0]
-    lengths = {len(part) for part in parts}
-    if len(lengths) > 1 or any(part.ndim > 2 for part in parts):
-        shapes = ", ".join(
-            f"{name!r} {part.shape}" for name, part in zip(names, parts, strict=True)
-        )
-        raise DataError(
-            f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use"
-        )
-    return np.column_stack(parts)
 
 
 def _known(found: Columns) -> str:
@@ -347,59 +524,6 @@ def _column(found: Columns, name: str, key: str, path: Path) -> Array:
     if column.dtype.kind == "O" or (key in ("client", "test_column", "images") and column.ndim > 1):
         raise DataError(
             f"`task.data.{key}`: {name!r} of {str(path)!r} has lists or tables; name a column with one value per row"
-        )
-    return column
-
-
-def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
-    """The columns of numbers; a column of numbers with a few words in it is refused rather than left out."""
-    for name, column in found.items():
-        if name not in others and column.dtype.kind in "US" and column.ndim == 1:
-            numbers = np.array([_is_number(cell) for cell in column], dtype=bool)
-            odd = numbers & ~np.array([is_plain(str(cell)) for cell in column], dtype=bool)
-            if odd.any() and 2 * numbers.sum() > len(numbers):
-                raise DataError(
-                    f"`task.data`: {name!r} of {str(path)!r} has {str(column[odd][0])!r} in row {_first_row(odd)}, "
-                    "which is no plain number; write it with the digits 0 to 9 alone, as in 1000"
-                )
-            if len(numbers) and numbers.all():
-                raise DataError(
-                    f"`task.data`: {name!r} of {str(path)!r} has numbers written as text ({str(column[0])!r} in row "
-                    "1); write them without quotes, or name the columns to use in `features`"
-                )
-            if 2 * numbers.sum() > len(numbers):
-                raise DataError(
-                    f"`task.data`: {name!r} of {str(path)!r} has numbers but {str(column[~numbers][0])!r} in row "
-                    f"{_first_row(~numbers)}; mend it, or name the columns to use in `features`"
-                )
-    names = [
-        name for name, column in found.items() if name not in others and column.dtype.kind in "biuf"
-    ]
-    if not names:
-        raise DataError(
-            f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {_known(found)}"
-        )
-    return names
-
-
-def _is_number(cell: Any) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _feature(column: Array, name: str, path: Path) -> Array:
-    if column.dtype.kind not in "biuf":
-        raise DataError(
-            f"`task.data.features`: {name!r} of {str(path)!r} is text ({str(column.flat[0])!r} in row 1); leave it out "
-            "or write it as numbers"
-        )
-    if column.dtype.kind == "f" and not np.isfinite(column).all():
-        row = _first_row(~np.isfinite(column.reshape(len(column), -1)).all(1))
-        raise DataError(
-            f"`task.data`: {name!r} of {str(path)!r} has no number in row {row}; fill it or drop the row"
         )
     return column
 

@@ -1,23 +1,21 @@
 """The evaluations of a run: `history.jsonl`, and which of its metrics a run is judged by.
 
-The first line of the file has the spec and versions, every other one a row. A line is written in one piece and has a
-checksum. After a crash the last line may be cut short: it is dropped on reading. A line that was changed is refused.
+The first line of the file has the spec and versions, and so has a line at every resume; every other one is a row. A
+line is written in one piece and has a checksum. After a crash the last line may be cut short: it is dropped on reading.
+A line that was changed is refused.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 from fedspan.core import registry
-from fedspan.core.errors import CheckpointError, SpecError, one_of, shown
-from fedspan.core.files import sync
-from fedspan.core.json_log import REMEDY, JsonLog, check_form, fits, read_lines, undamaged
+from fedspan.core.errors import CheckpointError, SpecError, one_of
+from fedspan.core.json_log import REMEDY, check_form, fits, read_lines
 from fedspan.core.method import DETAILS
 from fedspan.core.metric import column_of, direction_of
 from fedspan.engine.loop import Line, Row
@@ -33,6 +31,7 @@ PLAIN = ("seed", *COSTS, "diverged", "events")  # what an evaluation has besides
 
 Mode = Literal["min", "max"]
 HELD_OUT = "validation_"
+PREFIX = re.compile("^(validation|clients|worst)_")
 # Columns by which nothing is judged unless they are named: of privacy, of methods, of `Diagnostics`.
 ASIDE = (
     "epsilon", "clip", *DETAILS, "grad_sq", "drift", "control_error", "control_gap", "correction_cos",
@@ -58,68 +57,20 @@ def line_of(row: Row, run: int) -> Line:
     return line | {"diverged": True} if row.diverged[run] else line
 
 
-class Mark(NamedTuple):
-    """A history at the time of a checkpoint."""
-
-    rows: int
-    checksum: str  # of these rows, whatever line one is
-
-
-def mark_of(told: list[Any], where: Path) -> Mark:
-    """A mark as a checkpoint holds it."""
-    if [type(part) for part in told] != [int, str] or told[0] < 0:
-        raise CheckpointError(
-            f"{str(where)!r} is damaged: it marks a history by {shown(told)}; {REMEDY}"
-        )
-    return Mark(*told)
-
-
-class History:
-    """A history file that is being written. A checkpoint holds its mark and not the rows, however many there are."""
-
-    def __init__(self, path: Path, header: Line, rows: list[Line]) -> None:
-        self.log, self.rows, self.digest = JsonLog(path, [header, *rows]), len(rows), _digest(rows)
-        self.ended = any(row.get("diverged") for row in rows)
-
-    def append(self, line: Line) -> None:
-        """Add a row; a run that has diverged gets no more."""
-        if not self.ended:
-            self.log.append(line)
-            self.digest.update(json.dumps(line).encode())
-            self.rows += 1
-        self.ended = self.ended or bool(line.get("diverged"))
-
-    def mark(self) -> Mark:
-        """The rows so far, which are on disk."""
-        sync(self.log.path)
-        return Mark(self.rows, self.digest.hexdigest())
-
-
-def _digest(rows: Iterable[Line]) -> hashlib.blake2b:
-    return hashlib.blake2b(b"".join(json.dumps(row).encode() for row in rows), digest_size=16)
-
-
-def read_marked(path: Path, mark: Mark) -> list[Line]:
-    """The rows of a history up to a mark; what a crash has left after them does not matter."""
-    rows = undamaged(path)[1 : mark.rows + 1]
-    if len(rows) < mark.rows or _digest(rows).hexdigest() != mark.checksum:
-        raise CheckpointError(
-            f"{str(path)!r} is missing or damaged; put it back, or start the run again"
-        )
-    _check_rows(rows, path)
-    return rows
-
-
-def read(path: Path) -> tuple[Line, list[Line]]:
-    """(line one, rows) of a history file."""
+def read(path: Path, until: str | None = None) -> tuple[Line, list[Line]]:
+    """(the latest line with a spec, rows) of a history file, up to the line that a checkpoint names, if any."""
     if not path.is_file():
         raise CheckpointError(f"no history at {str(path)!r}")
-    lines, _ = read_lines(path)
+    lines, _ = read_lines(path, until)
+    if until == "":
+        return {}, []
     if not lines or "spec" not in lines[0]:
         raise CheckpointError(
             f"{str(path)!r} does not begin with a spec; it is not a fedspan history"
         )
-    spec = check_form(lines[0], path, {"spec": dict[str, Any]}, {"seed": int})["spec"]
+    header = [line for line in lines if "round" not in line][-1]
+    rows = [line for line in lines if "round" in line]
+    spec = check_form(header, path, {"spec": dict[str, Any]}, {"seed": int})["spec"]
     check_form(spec, path, {}, SPEC)
     for key in ("method", "task"):
         check_form(spec.get(key, {"name": ""}), path, {"name": str})
@@ -128,14 +79,8 @@ def read(path: Path) -> tuple[Line, list[Line]]:
         raise CheckpointError(
             f"{str(path)!r} is damaged: its spec holds null, NaN or infinity; {REMEDY}"
         )
-    _check_rows(lines[1:], path)
-    return lines[0], lines[1:]
-
-
-def _check_rows(rows: Sequence[Line], path: Path) -> None:
-    """Refuses rows that no run could have written."""
     before = {"round": -1, "up_bytes": 0, "down_bytes": 0}
-    for row in rows:
+    for row in rows:  # refuses those that no run could have written
         check_form(row, path, COSTS, dict.fromkeys(row, float | None) | OTHERS)
         for key, value in before.items():
             if row[key] < value + (key == "round"):
@@ -143,6 +88,12 @@ def _check_rows(rows: Sequence[Line], path: Path) -> None:
                     f"{str(path)!r} is damaged: {key!r} falls to {row[key]}; {REMEDY}"
                 )
         before = {key: row[key] for key in before}
+    return header, rows
+
+
+def base(metric: str) -> str:
+    """Return the name of a metric without the part that says whose examples it is of."""
+    return PREFIX.sub("", metric)
 
 
 def _plain(value: Any) -> bool:
@@ -157,7 +108,7 @@ def _plain(value: Any) -> bool:
 
 def higher_is_better(metric: str, given: Sequence[Any] = ()) -> bool | None:
     """Whether more of a metric is better, as the metric says, or the name of a column that is none; None: unknown."""
-    name = metric.removeprefix(HELD_OUT)
+    name = base(metric)
     for one in given:
         if isinstance(one, Mapping) and one["name"] == name:
             return cast(bool | None, one.get("higher_is_better"))
@@ -171,7 +122,7 @@ def higher_is_better(metric: str, given: Sequence[Any] = ()) -> bool | None:
 
 def undefined_where(metric: str) -> str:
     """Why a metric may have no value, as the end of a sentence; empty where nobody says."""
-    needs = getattr(registry.choices("metric").get(metric.removeprefix(HELD_OUT)), "needs", "")
+    needs = getattr(registry.choices("metric").get(base(metric)), "needs", "")
     return f": it needs {needs}" if needs else ""
 
 
@@ -188,7 +139,7 @@ def sign_of(
     """
     known = higher_is_better(metric, given)
     higher = known if mode is None else mode == "max"
-    guessed = metric.removeprefix(HELD_OUT) not in {
+    guessed = base(metric) not in {
         *registry.choices("metric"),
         "loss",
         "training_loss",
@@ -200,7 +151,7 @@ def sign_of(
             f"`{option}` is {mode!r}, but {better} of the metric {metric!r} is better; leave `{option}` out"
         )
     if higher is None:
-        own = f"set {metric.removeprefix(HELD_OUT)}.higher_is_better = True or False before the run"
+        own = f"set {base(metric)}.higher_is_better = True or False before the run"
         how = f"give {option}='min' or 'max', or {own}" if option else own
         raise SpecError(
             f"whether more or less of the metric {metric!r} is better is not known; {how}"
@@ -221,12 +172,8 @@ def main_metric(names: Sequence[str], given: Sequence[Any] = ()) -> str:
     own = _names(given)
     among = [name for name in names if name not in ASIDE]
     among = [name for name in among if name.startswith(HELD_OUT)] or among or list(names)
-    meant = (one for one in among if not one.endswith("loss") or one.removeprefix(HELD_OUT) in own)
-    known = (
-        one
-        for one in meant
-        if one.removeprefix(HELD_OUT) in own or higher_is_better(one, given) is not None
-    )
+    meant = (one for one in among if not one.endswith("loss") or base(one) in own)
+    known = (one for one in meant if base(one) in own or higher_is_better(one, given) is not None)
     return next(known, among[0])
 
 

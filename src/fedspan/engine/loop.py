@@ -20,6 +20,7 @@ import torch
 
 from fedspan.core import seeds as streams
 from fedspan.core import wire
+from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.digest import digest, sampled
 from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
@@ -27,7 +28,6 @@ from fedspan.core.json_log import check_form
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat, Problem
-from fedspan.core.reply import payload
 from fedspan.core.round import Round, Schedule, flat_rows
 from fedspan.engine.states import check_rows
 from fedspan.replies.chain import Chain, Event, Replies, in_words
@@ -60,7 +60,6 @@ class Heard(NamedTuple):
     ids: npt.NDArray[np.int64]  # (runs, S)
     places: npt.NDArray[np.int64]  # that counted
     events: tuple[Event, ...] = ()
-    told: tuple[str, ...] = ()  # the events in words
 
 
 class Transport(Protocol):
@@ -70,13 +69,16 @@ class Transport(Protocol):
         """Delivers a round's download and the model's buffers to the cohort; the chain decides which replies count."""
 
     def save(self) -> wire.Arrays:
-        """What this end must keep of the clients for a later `load`."""
+        """What this end must keep of the clients for a later `load`; nothing, if it is never resumed."""
+        return {}
 
     def saved(self) -> None:
         """What `save` gave is on disk."""
+        return
 
     def load(self, arrays: wire.Arrays) -> None:
         """Puts back what `save` gave."""
+        return
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,10 @@ class Row:
 
 
 DAMAGED = (LookupError, ValueError, RuntimeError, OverflowError, ProtocolError)
-RECORD = {"id": str, "shape": list[int], "events": list[str], "more": int, "checks": dict[str, str]}
+RECORD = {
+    "id": str, "t": int, "seconds": float, "shape": list[int], "events": list[str], "more": int,
+    "checks": dict[str, str],
+}  # fmt: skip
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
 NOBODY = Replies(np.array([], np.int64), None)
@@ -127,19 +132,16 @@ class Loop:
     stop: bool = False  # leave after the current round
     reason: str = ""  # why the run was ended
     server: Any = field(init=False)
-    last_round: npt.NDArray[np.int64] = field(
-        init=False
-    )  # (runs, N): the round of each client's copy of x
+    # (runs, N): the round of each client's copy of x
+    last_round: npt.NDArray[np.int64] = field(init=False)
     ledger: wire.Ledger = field(init=False)
-    buffers: Vector | None = field(
-        init=False
-    )  # (runs, 1, n): averaged beside x, such as running statistics
+    # (runs, 1, n): averaged beside x, such as running statistics
+    buffers: Vector | None = field(init=False)
     lines: list[list[Line]] = field(init=False)
     id: str = field(init=False)  # of this run, in every file that it reads back
     start: str = field(init=False)  # a hash of sampled initial weights
-    checks: dict[str, str] = field(
-        default_factory=dict
-    )  # file of lines → checksum of its last line
+    # file of lines → checksum of its last line
+    checks: dict[str, str] = field(default_factory=dict)
     heard: Heard = field(init=False)  # of the last round
     carried: dict[str, int] = field(default_factory=dict)  # what else the log counts of its rounds
 
@@ -156,15 +158,19 @@ class Loop:
         self.ledger = wire.Ledger.empty(len(self.seeds), n)
         self.buffers = self.problem.buffers0
         self.lines = [[] for _ in self.seeds]
+        nobody = np.zeros((len(self.seeds), 0), np.int64)
+        self.heard = Heard(self.t, nobody, nobody[0])
         self.id = secrets.token_hex(8)
-        self.start = _sampled(self.problem.x0)
+        x0 = self.problem.x0
+        self.start = "" if x0.is_meta else digest(repr(sampled(x0)))  # a dry run has no values
         self._each_round = [
             one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end
         ]
 
     def model(self) -> Vector:
         """x, (runs, 1, d)."""
-        return self.method.model(self.server)
+        x: Vector = self.server.x
+        return x
 
     def state_dict(self, number: int = 0) -> dict[str, torch.Tensor]:
         """The server's model as tensors by name, of the seed with this number in `seeds`."""
@@ -177,7 +183,9 @@ class Loop:
     def rows(self, rounds: int, eval_every: int) -> Iterator[Row]:
         """Continues to round `rounds`: a row at the start, every `eval_every` rounds, at the end, or on divergence."""
         self.rounds = rounds if self.rounds is None else self.rounds
-        if self.t == 0 or self._row_is_missing(rounds, eval_every):
+        # a run may have been killed between the checkpoint of an evaluation's round and the evaluation itself
+        last = max((lines[-1]["round"] for lines in self.lines if lines), default=-1)
+        if self.t == 0 or (last < self.t and (self.t % eval_every == 0 or self.t >= rounds)):
             yield self._evaluate()
         while self.t < rounds and not self.stop:
             began = time.perf_counter()
@@ -188,19 +196,12 @@ class Loop:
                     for callback in self._each_round:
                         callback.on_round_end(self)
             self.seconds += time.perf_counter() - began
-            if (
-                self.t < until and not self.reason
-            ):  # interrupted: the next evaluation comes when it is resumed
-                return
+            if self.t < until and not self.reason:
+                return  # interrupted: the next evaluation comes when it is resumed
             row = self._evaluate()
             yield row
             if row.diverged.all():
                 return
-
-    def _row_is_missing(self, rounds: int, eval_every: int) -> bool:
-        """Whether the run was killed between the checkpoint of an evaluation's round and the evaluation itself."""
-        last = max((lines[-1]["round"] for lines in self.lines if lines), default=-1)
-        return last < self.t and (self.t % eval_every == 0 or self.t >= rounds)
 
     def step(self) -> None:
         """One round."""
@@ -224,9 +225,14 @@ class Loop:
         if len(found.places) or noise is not None:
             up = found.up if len(found.places) else self.empty_reply(rnd)
             up, self.buffers, rnd = self.chain.total(up, found.buffers, rnd)
-            self.server = self._checked(self.method.server_step(self.server, up, rnd))
-            if noise is not None:
-                self.server = self.chain.leaked(self.server)
+            server, here = self.method.server_step(self.server, up, rnd), self.problem.x0.shape
+            if (there := server.x.shape) != here:
+                raise SpecError(
+                    f"`server_step` of {type(self.method).__name__} returns x of shape {tuple(there)} instead of "
+                    f"{tuple(here)}, which is (runs, 1, size); a mean over clients keeps its axis with keepdim=True, "
+                    "as rnd.mean(v) does"
+                )
+            self.server = server if noise is None else self.chain.leaked(server)
         else:
             self.server = self.method.empty_round(self.server, rnd)
         self.t += 1
@@ -234,8 +240,7 @@ class Loop:
     def note(self, events: Sequence[Event]) -> None:
         """Adds events to the last round, and to the next evaluation."""
         told = in_words(self.heard.t, events)
-        heard = (*self.heard.events, *events), (*self.heard.told, *told)
-        self.heard = self.heard._replace(events=heard[0], told=heard[1])
+        self.heard = self.heard._replace(events=(*self.heard.events, *events))
         if self.on_events is not None:
             self.on_events(told)
         kept = told[: EVENTS_KEPT - len(self.events)]
@@ -250,17 +255,6 @@ class Loop:
         down = self.method.broadcast(self.server, alone)
         _, up = self.method.client_step(state, down, Flat(), alone)
         return up.replace(**{name: torch.zeros_like(v) for name, v in payload(up).items()})
-
-    def _checked(self, server: Any) -> Any:
-        """The server's state, if its model still has the shape of x0."""
-        there, here = self.method.model(server).shape, self.problem.x0.shape
-        if there != here:
-            raise SpecError(
-                f"`server_step` of {type(self.method).__name__} returns x of shape {tuple(there)} instead of "
-                f"{tuple(here)}, which is (runs, 1, size); a mean over clients keeps its axis with keepdim=True, as "
-                "rnd.mean(v) does"
-            )
-        return server
 
     def _round(self) -> Round:
         n = self.problem.clients
@@ -311,23 +305,28 @@ class Loop:
 
     def save(self) -> wire.Arrays:
         """Everything a later `load` needs to continue to the same bits; `lines` are in the history files."""
-        arrays = {f"server.{name}": array for name, array in wire.pack(self.server).items()}
-        arrays |= {f"clients.{name}": array for name, array in self.transport.save().items()}
-        arrays |= {f"replies.{name}": array for name, array in self.chain.save().items()}
+        parts = {"server": wire.pack(self.server), "clients": self.transport.save()}
+        parts["replies"] = self.chain.save()
         counts = np.stack([self.last_round, self.ledger.up, self.ledger.down]).reshape(3, -1)
-        rows = np.flatnonzero(
-            (counts != [[-1], [0], [0]]).any(0)
-        )  # a client that never took part takes no space
-        arrays |= {
-            "loop.rows": torch.from_numpy(rows),
-            "loop.counts": torch.from_numpy(counts[:, rows]),
+        # a client that never took part takes no space
+        rows = np.flatnonzero((counts != [[-1], [0], [0]]).any(0))
+        record = {
+            "id": self.id,
+            "t": self.t,
+            "seconds": self.seconds,
+            "shape": self.last_round.shape,
+            "events": self.events,
+            "more": self.more_events,
+            "checks": self.checks,
         }
-        buffers = {} if self.buffers is None else {"loop.buffers": self.buffers}
-        clock = torch.tensor([self.t, self.seconds], dtype=torch.float64)
-        told = {"events": self.events, "more": self.more_events, "checks": self.checks}
-        record = json.dumps({"id": self.id, "shape": self.last_round.shape} | told).encode()
-        text = torch.frombuffer(bytearray(record), dtype=torch.uint8)
-        return arrays | buffers | {"loop.clock": clock, "loop.record": text}
+        text = bytearray(json.dumps(record).encode())
+        parts["loop"] = {
+            "rows": torch.from_numpy(rows),
+            "counts": torch.from_numpy(counts[:, rows]),
+            "record": torch.frombuffer(text, dtype=torch.uint8),
+        }
+        parts["loop"] |= {} if self.buffers is None else {"buffers": self.buffers}
+        return {f"{part}.{name}": one for part, own in parts.items() for name, one in own.items()}
 
     def load(self, arrays: wire.Arrays) -> None:
         """Continues a run from where `save` left it.
@@ -354,27 +353,21 @@ class Loop:
                 f"the checkpoint is of {shape} (runs, clients), this run of {self.last_round.shape}"
             )
         none = torch.zeros(0, dtype=torch.int64)
-        like = {
-            "rows": none,
-            "counts": none.expand(3, 0),
-            "clock": torch.zeros(2, dtype=torch.float64),
-        }
-        like |= {"record": loop["record"]} | (
-            {} if self.buffers is None else {"buffers": self.buffers}
-        )
-        wire.check_forms(loop, like)
-        (t, seconds), counts = loop["clock"].tolist(), loop["counts"].numpy()
+        like = {"rows": none, "counts": none.expand(3, 0), "record": loop["record"]}
+        wire.check_forms(loop, like | ({} if self.buffers is None else {"buffers": self.buffers}))
+        t, seconds, counts = record["t"], record["seconds"], loop["counts"].numpy()
         check_rows(loop["rows"], counts.shape[1], self.last_round.size)
         possible = (counts >= [[-1], [0], [0]]).all() and (counts[0] < max(t, 1)).all()
-        if not (t == int(t) and t >= 0 <= seconds < np.inf and possible and record["more"] >= 0):
+        if not (possible and min(t, seconds, record["more"]) >= 0):
             raise CheckpointError(
                 "the checkpoint is damaged: its counts are impossible; start the run again"
             )
-        self.server = self._server_of(parts["server"], int(t))
-        floats = {
-            name: one for name, one in arrays.items() if one.is_floating_point() and one.numel()
-        }
-        wrong = [name for name, one in floats.items() if not all_finite(one)]
+        self.server = self._server_of(parts["server"], t)
+        wrong = [
+            name
+            for name, one in arrays.items()
+            if one.is_floating_point() and one.numel() and not all_finite(one)
+        ]
         if wrong and all_finite(self.model()):  # a seed that has diverged may hold anything
             raise CheckpointError(
                 f"the checkpoint is damaged: {wrong[0]!r} is not finite; start the run again"
@@ -386,7 +379,7 @@ class Loop:
             (self.last_round, self.ledger.up, self.ledger.down), counts, strict=True
         ):
             table.reshape(-1)[loop["rows"].numpy()] = values
-        self.buffers, self.t, self.seconds = loop.get("buffers"), int(t), seconds
+        self.buffers, self.t, self.seconds = loop.get("buffers"), t, float(seconds)
         self.id, self.events, self.more_events = record["id"], record["events"], record["more"]
         self.checks = record["checks"] if self.t else {}
 
@@ -394,28 +387,23 @@ class Loop:
         """The server's state after t rounds, in the form that it has in this run."""
         like, logs = wire.pack(self.server), wire.Arrays()
         if t and self.method.logs_changes:  # of a round without replies, whose log has one entry
-            logged = wire.pack(
-                self.method.empty_round(self.server, replace(self._round(), overwrite=False))
-            )
-            logs = {
-                name: array[:, :0]
-                for name, array in logged.items()
-                if name.startswith("log.missed")
+            one = replace(self._round(), overwrite=False)
+            logged = wire.pack(self.method.empty_round(self.server, one))
+            missed = [name for name in logged if name.startswith("log.missed")]
+            logs = {name: logged[name][:, :0] for name in missed} | {
+                "log.end": like.pop("log.end")[:0]
             }
-            logs["log.end"] = like.pop("log.end")[:0]
-        server = wire.unpack(arrays)
-        unset = set(self.method.later) - like.keys()
-        wire.check_forms({name: array for name, array in arrays.items() if name in logs}, logs)
-        others = {
-            name: array for name, array in arrays.items() if name not in logs and name not in unset
-        }
-        wire.check_forms(others, like, exact=True)
+        server, unset = wire.unpack(arrays), set(self.method.later) - like.keys()
+        own = {name: arrays[name] for name in arrays if name in logs}
+        wire.check_forms(own, logs)
+        others = arrays.keys() - own.keys() - unset
+        wire.check_forms({name: arrays[name] for name in others}, like, exact=True)
         log = getattr(server, "log", None)
         if log is not None and (
             log.end != t or (t and not 0 < len(log.entries) <= t - len(log.earlier))
         ):
             why = f"its log has {len(log.entries)} changes up to round {log.end}, and the run is at round {t}"
-        elif not any(map(all_finite, self.method.model(server))):
+        elif not any(map(all_finite, server.x)):
             why = "its model is not finite"
         else:
             return server
@@ -429,13 +417,6 @@ def record_of(arrays: wire.Arrays) -> Line:
     except (KeyError, ValueError, TypeError, RecursionError):
         record = None
     return check_form(record, "checkpoint.safetensors", RECORD)
-
-
-def _sampled(x0: Vector) -> str:
-    """A hash of some of the initial weights; a dry run has none."""
-    if x0.is_meta:
-        return ""
-    return digest(repr(sampled(x0)))
 
 
 def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:

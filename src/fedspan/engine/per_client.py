@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast, overload
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F  # noqa: N812
 
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError, one_of
 from fedspan.core.extras import data_frame, needs
-from fedspan.core.json_log import JsonLog, check_form, read_lines, read_until
+from fedspan.core.json_log import JsonLog, check_form, read_lines
 from fedspan.engine.history import main_metric, sign_of, undefined_where
 from fedspan.engine.loop import Line
 from fedspan.engine.provenance import CLIENTS
-from fedspan.nn.problem import TorchProblem
+from fedspan.metrics._collected import Collected
+from fedspan.metrics._own import chosen
+from fedspan.nn.problem import Evaluation, TorchProblem
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
@@ -35,7 +40,7 @@ def axis_or_new(ax: Any) -> Any:
     return plt.subplots()[1] if ax is None else ax
 
 
-class PerClient(Sequence[Line]):
+class PerClient(list[Line]):
     """The clients' metrics as a list of dictionaries, one per client and evaluation.
 
     A row has `round`, `client` (its name or number), `data` (the part it was evaluated on: "test" or "validation" where
@@ -48,40 +53,27 @@ class PerClient(Sequence[Line]):
         given: Sequence[Any] = (),
         model_rounds: Mapping[int, int] | None = None,
     ) -> None:
-        self.rows = sorted(rows, key=lambda row: (row.get("seed", 0), row["round"]))
+        super().__init__(sorted(rows, key=lambda row: (row.get("seed", 0), row["round"])))
         self.given, self.model_rounds = given, dict(model_rounds or {})
 
-    @overload
-    def __getitem__(self, index: int) -> Line: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Line]: ...
-    def __getitem__(self, index: int | slice) -> Line | list[Line]:
-        return self.rows[index]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def __repr__(self) -> str:
-        clients, rounds = (len({row[key] for row in self.rows}) for key in ("client", "round"))
+        clients, rounds = (len({row[key] for row in self}) for key in ("client", "round"))
         return f"PerClient({clients} clients, {rounds} evaluations of {', '.join(self.metrics) or 'nothing'})"
 
     @property
     def metrics(self) -> list[str]:
         """Names of the metrics."""
-        return [name for name in self.rows[-1] if name not in PLAIN] if self.rows else []
+        return [name for name in self[-1] if name not in PLAIN] if self else []
 
     @property
     def last(self) -> list[Line]:
         """The rows of the result's model: of the last evaluation, or of the round that `KeepBest` kept."""
-        seeds = {row.get("seed"): row["round"] for row in self.rows}
-        kept = (
-            {next(iter(seeds), None): t for t in self.model_rounds.values()}
-            if None in seeds
-            else self.model_rounds
-        )
-        there = {(row.get("seed"), row["round"]) for row in self.rows}
-        ends = seeds | {seed: t for seed, t in kept.items() if (seed, t) in there}
-        return [row for row in self.rows if row["round"] == ends[row.get("seed")]]
+        ends = {row.get("seed"): row["round"] for row in self}
+        there = {(row.get("seed"), row["round"]) for row in self}
+        for seed, t in self.model_rounds.items():
+            key = seed if None not in ends else None
+            ends |= {key: t} if (key, t) in there else {}
+        return [row for row in self if row["round"] == ends[row.get("seed")]]
 
     def worst(self, metric: str | None = None) -> Line:
         """The row of the client with the worst value of the result's model.
@@ -110,7 +102,7 @@ class PerClient(Sequence[Line]):
 
     def to_pandas(self) -> Any:
         """The table as a pandas DataFrame."""
-        return data_frame(self.rows)
+        return data_frame(self)
 
     def plot(self, metric: str | None = None, ax: Any = None) -> Any:
         """Draws each client's metric against the rounds, and the worst client of the end in color.
@@ -126,22 +118,16 @@ class PerClient(Sequence[Line]):
         ax = axis_or_new(ax)
         worst = self.worst(metric)
         lines: dict[Any, list[Line]] = {}
-        for row in self.rows:
+        for row in self:
             lines.setdefault((row.get("seed"), row["client"]), []).append(row)
-        for (seed, client), rows in lines.items():
-            marked = (seed, client) == (worst.get("seed"), worst["client"])
-            style = (
-                {"color": "#D55E00", "zorder": 3} if marked else {"color": "0.7", "linewidth": 0.8}
-            )
+        for who, rows in lines.items():
+            style: dict[str, Any] = {"color": "0.7", "linewidth": 0.8}
+            if who == (worst.get("seed"), worst["client"]):
+                label = f"worst: client {worst['client']}"
+                style = {"color": "#D55E00", "zorder": 3, "label": label}
             values = [float("nan") if row.get(metric) is None else row[metric] for row in rows]
-            label = f"worst: client {client}" if marked else None
-            ax.plot(
-                [row["round"] for row in rows],
-                values,
-                marker="." if len(rows) == 1 else None,
-                label=label,
-                **style,
-            )
+            marker = "." if len(rows) == 1 else None
+            ax.plot([row["round"] for row in rows], values, marker=marker, **style)
         ax.set_xlabel("rounds")
         ax.set_ylabel(f"{metric} of each client")
         ax.legend()
@@ -156,17 +142,16 @@ class PerClient(Sequence[Line]):
                 f"the metric {metric!r} is undefined for every client{undefined_where(metric)}"
             )
         if without:
-            names = ", ".join(without[:5]) + (
-                f" and {len(without) - 5} more" if len(without) > 5 else ""
-            )
+            more = f" and {len(without) - 5} more" if len(without) > 5 else ""
             warnings.warn(
-                f"the metric {metric!r} is undefined for {names}{undefined_where(metric)}; left out",
+                f"the metric {metric!r} is undefined for {', '.join(without[:5])}{more}"
+                f"{undefined_where(metric)}; left out",
                 stacklevel=3,
             )
         return known
 
     def _metric(self, metric: str | None) -> str:
-        if not self.rows:
+        if not self:
             raise SpecError(
                 "clients were not evaluated; set `eval_clients_every`, such as eval_clients_every=10"
             )
@@ -176,13 +161,26 @@ class PerClient(Sequence[Line]):
 
 
 class Recorder(Callback):
-    """Evaluates the clients every so many rounds and at the end, and writes the rows to the run directory."""
+    """Evaluates the clients every so many rounds and at the end, and writes the rows to the run directory.
 
-    needs_all_clients: ClassVar[bool] = True
+    The metrics of all clients' held-out examples together are columns of the history, `clients_accuracy` and so on, and
+    so is the worst client's, `worst_accuracy`.
 
-    def __init__(self, every: int, rounds: int) -> None:
+    Args:
+        every: Rounds between two evaluations.
+        rounds: The length of the run.
+        evaluate: `evaluate(run)` gives the evaluations of clients on other machines; None: they are on this one.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        rounds: int,
+        evaluate: Callable[[Loop], Sequence[Evaluation]] | None = None,
+    ) -> None:
         self.every, self.rounds, self.rows = every, rounds, list[Line]()
-        self.file: JsonLog | None = None
+        self.evaluate, self.file = evaluate, cast(JsonLog | None, None)
+        self._found: tuple[int, Sequence[Evaluation]] = (-1, ())
 
     def on_run_start(self, run: Loop) -> None:
         """A resumed run keeps the rows up to its checkpoint."""
@@ -190,49 +188,82 @@ class Recorder(Callback):
             self.rows, self.file = [], None
         else:
             path = run.run_dir / CLIENTS
-            self.rows = _checked(read_until(path, run.checks.get(CLIENTS, "")), path)
-            self.file = JsonLog(path, self.rows)
+            self.rows = read(path, run.checks.get(CLIENTS, ""))
+            self.file = JsonLog(path, self.rows, run.checks, CLIENTS)
+
+    def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
+        """The model of the server on each client's data: the metrics of all of it, and of the worst client."""
+        if run.t % self.every and run.t < self.rounds:
+            return {}
+        found = self._evaluated(run)
+        held_out = [one for one in found if one[0]["data"] != "train"]
+        together = pooled([summaries for _, summaries in held_out], run.metrics)
+        columns = {f"clients_{name}": value for name, value in together.items()}
+        for name in together:
+            values = [row[name] for row, _ in held_out if np.isfinite(row.get(name, np.nan))]
+            if values and name != "loss":
+                sign = sign_of(name, run.metrics, option="")
+                columns[f"worst_{name}"] = sign * min(sign * value for value in values)
+        return {name: np.array([value]) for name, value in columns.items()}
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
-        """The model of the server on each client's data."""
+        """Write the rows of the clients."""
         if row.round % self.every == 0 or row.round >= self.rounds or bool(row.diverged.all()):
             self._record(run, row.round)
+
+    def _evaluated(self, run: Loop) -> Sequence[Evaluation]:
+        if self._found[0] != run.t:
+            own = cast(TorchProblem, run.problem).evaluate_clients
+            found = own(run.model(), run.buffers) if self.evaluate is None else self.evaluate(run)
+            self._found = run.t, found
+        return self._found[1]
 
     def on_run_end(self, run: Loop, result: Result) -> None:
         """Hands the rows to the result; the last model and the one that was kept are evaluated if they were not."""
         if run.reason and (not self.rows or self.rows[-1]["round"] < run.t):
             self._record(run, run.t)
-        for t in result.model_rounds.values() if result.finished else ():
+        kept = result.model_rounds.values() if self.evaluate is None else ()
+        for t in kept if result.finished else ():
             if all(row["round"] != t for row in self.rows):
                 self._record(run, t, result.weights[0])
         result.per_client = PerClient(self.rows, run.metrics, result.model_rounds)
 
     def _record(self, run: Loop, t: int, weights: Mapping[str, Any] | None = None) -> None:
-        problem = cast(TorchProblem, run.problem)
         if weights is None:
-            found = problem.evaluate_clients(run.model(), run.buffers)
+            found = self._evaluated(run)
         else:
-            found = problem.evaluate_clients(None, weights=weights)
-        new = [{"round": t, **_finite(one)} for one in found]
+            found = cast(TorchProblem, run.problem).evaluate_clients(None, weights=weights)
+        new = []
+        for row, _ in found:
+            undefined = [k for k, v in row.items() if isinstance(v, float) and not np.isfinite(v)]
+            new.append({"round": t} | row | dict.fromkeys(undefined))
         self.rows += new
         if self.file is not None:
             self.file.append(*new)
-            run.checks[CLIENTS] = self.file.check
 
 
-def read(path: Path) -> list[Line]:
-    """The rows of a file; none where there is no file. A last line that was cut short is left out."""
-    return _checked(read_lines(path)[0], path) if path.exists() else []
+def pooled(
+    given: Sequence[Mapping[str, Sequence[float]]], metrics: Sequence[Any]
+) -> dict[str, float]:
+    """Return the metrics of several clients' examples together, from the clients' summaries by name."""
+    found: dict[str, float] = {}
+    own = chosen(metrics)
+    for name in given[0] if given else ():
+        parts = [torch.tensor(one[name], dtype=torch.float64) for one in given if name in one]
+        length = max(map(len, parts))
+        total = torch.stack([F.pad(one, (0, length - len(one))) for one in parts]).sum(0)
+        if name == "loss":
+            found[name] = float(total[0] / total[1])
+            continue
+        kind = type(own[name] if name in own else chosen([name])[name])
+        if issubclass(kind, Collected) and len(parts) == len(given):
+            found[name] = kind.pooled(total)
+    return found
 
 
-def _checked(rows: list[Line], path: Path) -> list[Line]:
+def read(path: Path, until: str | None = None) -> list[Line]:
+    """The rows of a file, up to the line that a checkpoint names, if any; none where there is no file."""
+    rows = [] if until is None and not path.exists() else read_lines(path, until)[0]
     for row in rows:
         check_form(row, path, FORM, dict.fromkeys(row, float | None) | {"seed": int})
     return rows
-
-
-def _finite(row: Line) -> Line:
-    return {
-        key: None if isinstance(value, float) and not np.isfinite(value) else value
-        for key, value in row.items()
-    }

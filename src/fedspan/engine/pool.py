@@ -7,6 +7,7 @@ results go through pipes between this process and its own children.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import io
 import multiprocessing
 import os
@@ -93,39 +94,29 @@ def _serve(work: Shared[Work], end: Any, others: list[Any]) -> None:
             os._exit(0)
         try:
             with torch.inference_mode():
-                result = work.value(*task)
+                answer = _pickle(work.value(*task))
         except BaseException as error:
-            result = _portable(error)
+            try:
+                answer = _pickle(error)
+                _unpickle(answer)
+            except Exception:  # another process could not make it again
+                told = f"{one_line(error)}; simulate = 'loop' shows where it arose"
+                answer = _pickle(FedspanError(f"a worker process of the simulation failed: {told}"))
         try:
-            end.send_bytes(_pickle(result))
+            end.send_bytes(answer)
         except OSError:
             os._exit(0)
 
 
-def _portable(error: BaseException) -> BaseException:
-    """The error, or its text where another process could not make it again."""
-    try:
-        _unpickle(bytes(_pickle(error)))
-        return error
-    except Exception:
-        told = f"{one_line(error)}; simulate = 'loop' shows where it arose"
-        return FedspanError(f"a worker process of the simulation failed: {told}")
-
-
-class _Pickler(pickle.Pickler):
-    """Sends tensors as NumPy arrays, which takes a single copy."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, torch.Tensor):
-            return torch.from_numpy, (obj.detach().numpy(),)
-        return NotImplemented
-
-
 def _pickle(value: Any) -> memoryview:
+    """Packs a value, with tensors as NumPy arrays, which takes a single copy."""
     out = io.BytesIO()
-    _Pickler(out, 5).dump(value)
+    pickler = pickle.Pickler(out, 5)
+    as_array = {torch.Tensor: lambda v: (torch.from_numpy, (v.detach().numpy(),))}
+    pickler.dispatch_table = copyreg.dispatch_table | as_array  # type: ignore[operator]
+    pickler.dump(value)
     return out.getbuffer()
 
 
-def _unpickle(data: bytes) -> Any:
+def _unpickle(data: bytes | memoryview) -> Any:
     return pickle.loads(data)  # noqa: S301 (from our own parent or child, through a pipe)

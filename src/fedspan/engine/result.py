@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,11 +12,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from fedspan.core import checkpoint, registry
+from fedspan.core import checkpoint
 from fedspan.core.errors import (
     CheckpointError,
     FedspanError,
     SpecError,
+    at_least,
     one_line,
     one_of,
     path_of,
@@ -26,32 +25,30 @@ from fedspan.core.errors import (
 )
 from fedspan.core.extras import data_frame
 from fedspan.core.files import make_dir, write_atomic
-from fedspan.core.json_log import REMEDY, JsonLog, write_table
+from fedspan.core.json_log import REMEDY, JsonLog, read_table, write_table
 from fedspan.core.method import DETAILS
 from fedspan.core.spec import flat
-from fedspan.core.tables import describe
+from fedspan.data.schema import Schema
 from fedspan.engine import history, per_client
 from fedspan.engine.history import PLAIN, main_metric, sign_of
 from fedspan.engine.loop import Line
 from fedspan.engine.per_client import PerClient, axis_or_new
+from fedspan.engine.predictor import Predictor
 from fedspan.engine.provenance import (
     CLIENTS,
     LR,
     MODEL,
     SPEC,
+    USAGE,
     check_run,
     read_lr,
     seed_dirs,
     write_outcome,
 )
+from fedspan.nn.blueprint import build
 
 Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
-MAIN = (
-    "lr",
-    "local_steps",
-    "rank",
-    "space.rank",
-)  # settings of a method that notebooks show, changed or not
+MAIN = ("lr", "local_steps", "rank", "space.rank")  # settings of a method that notebooks show
 
 
 @dataclass(eq=False)
@@ -70,6 +67,7 @@ class Result:
         lr_search: How `lr = "search"` or "auto" found the step size, or None.
         per_client: The metrics of each client, where `eval_clients_every` is set.
         model_rounds: Seed → the round whose model the result holds, where `KeepBest` chose it.
+        usage: How the model is built, what it takes and what its outputs are, as plain values.
     """
 
     seeds: tuple[int, ...]
@@ -82,10 +80,15 @@ class Result:
     lr_search: dict[str, Any] | None = None
     per_client: PerClient = field(default_factory=lambda: PerClient(()))
     model_rounds: dict[int, int] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
 
     @property
     def model(self) -> nn.Module:
         """The trained module, with the weights of the first seed; refused where there is none."""
+        if self.module is None and self.usage.get("blueprint") and len(self.weights) == 1:
+            module = build(self.usage["blueprint"])
+            _fill(module, self.weights, self.run_dir or Path())
+            self.module = module.eval()
         if self.module is None:
             loaded = self.run_dir is not None and bool(self.weights)
             place = (
@@ -95,6 +98,38 @@ class Result:
             )
             raise SpecError(f"the result holds weights and no module; use {place}")
         return self.module
+
+    @property
+    def predictor(self) -> Predictor:
+        """The trained module with its preprocessing, as a fitted scikit-learn estimator."""
+        usage = self.usage or {"kind": "other"}
+        if usage["kind"] == "other":
+            raise SpecError(
+                "the model has outputs of its own kind, and `predict` does not know them; call `result.model`"
+            )
+        schema, own = usage.get("schema"), usage.get("own", {})
+        return Predictor(
+            self.model,
+            usage["kind"],
+            usage["classes"],
+            None if schema is None else Schema.of(schema),
+            usage["columns"],
+            {who: Schema.of(one) for who, one in own.items()},
+            usage["logits"],
+        )
+
+    def predict(self, rows: Any, client: str | None = None) -> Any:
+        """Return the predicted class or number of each row; see `Predictor.predict`."""
+        return self.predictor.predict(rows, client)
+
+    def predict_proba(self, rows: Any, client: str | None = None) -> Any:
+        """Return the probability of each class, (rows, classes)."""
+        return self.predictor.predict_proba(rows, client)
+
+    @property
+    def classes_(self) -> Any:
+        """The classes, in the order of the columns of `predict_proba`."""
+        return self.predictor.classes_
 
     @property
     def history(self) -> list[Line]:
@@ -165,27 +200,16 @@ class Result:
         """Bytes that all clients have received, in all seeds."""
         return sum(lines[-1]["down_bytes"] for lines in self.runs if lines)
 
-    def kept_rounds(self) -> dict[str, Any]:
-        """The rounds of the models that were kept, as `result.json` has them."""
-        return (
-            {"model_rounds": {str(seed): t for seed, t in self.model_rounds.items()}}
-            if self.model_rounds
-            else {}
-        )
-
     def kept(self) -> list[str]:
         """The evaluations of the models that were kept instead of the last ones, in words."""
         said = []
-        for seed, t in self.model_rounds.items():
-            lines = self.runs[self.seeds.index(seed)]
-            if lines[-1]["round"] == t:
-                continue
-            line = next((one for one in lines if one["round"] == t), {})
-            values = [
-                f"{name}={line[name]:.4g}" for name in self.metrics if line.get(name) is not None
-            ]
-            whose = f" of seed {seed}" if len(self.seeds) > 1 else ""
-            said.append(f"the model{whose} is that of round {t}: {', '.join(values)}")
+        for seed, lines, line in zip(self.seeds, self.runs, self.model_lines, strict=False):
+            if line is not lines[-1]:
+                values = [f"{k}={line[k]:.4g}" for k in self.metrics if line.get(k) is not None]
+                whose = f" of seed {seed}" if len(self.seeds) > 1 else ""
+                said.append(
+                    f"the model{whose} is that of round {line['round']}: {', '.join(values)}"
+                )
         return said
 
     def to_pandas(self) -> Any:
@@ -210,17 +234,14 @@ class Result:
         one_of("metric", metric, self.metrics)
         ax = axis_or_new(ax)
         for seed, lines in zip(self.seeds, self.runs, strict=True):
-            cost = [
-                line["up_bytes"] + line["down_bytes"] if x == "total_bytes" else line[x]
-                for line in lines
+            totals = [
+                line | {"total_bytes": line["up_bytes"] + line["down_bytes"]} for line in lines
             ]
             values = [float("nan") if line.get(metric) is None else line[metric] for line in lines]
-            ax.plot(cost, values, label=f"seed {seed}" if len(self.seeds) > 1 else None)
-        ax.set_xlabel(
-            {"round": "rounds", "up_bytes": "bytes up", "total_bytes": "bytes up and down"}.get(
-                x, x
-            )
-        )
+            label = f"seed {seed}" if len(self.seeds) > 1 else None
+            ax.plot([line[x] for line in totals], values, label=label)
+        names = {"round": "rounds", "up_bytes": "bytes up", "total_bytes": "bytes up and down"}
+        ax.set_xlabel(names.get(x, x))
         ax.set_ylabel(metric)
         if len(self.seeds) > 1:
             ax.legend()
@@ -256,128 +277,76 @@ class Result:
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
         if self.per_client:
-            JsonLog(path / CLIENTS, self.per_client.rows)
+            JsonLog(path / CLIENTS, self.per_client)
         if self.lr_search is not None:
             write_table(path / LR, self.lr_search)
-        write_outcome(path, self.seeds, self.statuses, self.kept_rounds())
+        if self.usage:
+            write_table(path / USAGE, self.usage)
         write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
+        write_outcome(path, self)
         return path
 
     def __repr__(self) -> str:
         ends = self.model_lines
         last = max((lines[-1]["round"] for lines in self.runs if lines), default=0)
-        known = {
-            name: [end[name] for end in ends if end.get(name) is not None] for name in self.metrics
-        }
-        known = {name: every for name, every in known.items() if every and name not in DETAILS}
-        values = [f"{name}={sum(every) / len(every):.4g}" for name, every in known.items()]
-        values += [f"means of {len(ends)} seeds"] if len(ends) > 1 else []
-        together = " in all" if len(ends) > 1 else ""
-        sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down{together}"
-        found = (
-            []
-            if self.lr_search is None
-            else [f"lr={self.lr_search['values']['lr']:.3g} ({_cost(self.lr_search)})"]
-        )
-        weights = (
-            [f"weights={self.spec['participation']['weights']}"]
-            if "participation" in self.spec
-            else []
-        )
+        parts = []
+        for name in self.metrics:
+            known = [end[name] for end in ends if end.get(name) is not None]
+            if known and name not in DETAILS:
+                parts.append(f"{name}={sum(known) / len(known):.4g}")
+        parts += [f"means of {len(ends)} seeds"] if len(ends) > 1 else []
         early = [
-            t
-            for seed, t in self.model_rounds.items()
-            if t != self.runs[self.seeds.index(seed)][-1]["round"]
+            str(one["round"]) for one, of in zip(ends, self.runs, strict=False) if one is not of[-1]
         ]
         if early:
-            values = [
-                f"the model is that of round {' and '.join(map(str, early))}: {', '.join(values)}"
-            ]
-        return (
-            f"Result({self.status}, {last} rounds, {', '.join([*values, sizes, *found, *weights])})"
+            parts = [f"the model is that of round {' and '.join(early)}: {', '.join(parts)}"]
+        together = " in all" if len(ends) > 1 else ""
+        parts.append(
+            f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down{together}"
         )
+        if (found := self.lr_search) is not None:  # which is not part of the run's bytes
+            cost = f"search: {found['cost']}" if "cost" in found else found["rule"]
+            parts.append(f"lr={found['values']['lr']:.3g} ({cost})")
+        if "participation" in self.spec:
+            parts.append(f"weights={self.spec['participation']['weights']}")
+        return f"Result({self.status}, {last} rounds, {', '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        """Return method, settings, a small curve and the last evaluations, for notebooks."""
-        lines = self.history[-5:]
-        names = ["seed"] * (len(self.seeds) > 1) + ["round"]
-        sizes = {"up_bytes": "MB up", "down_bytes": "MB down"}
-        metrics = [name for name in self.metrics if name not in DETAILS]
-        heads = "".join(
-            f"<th>{html.escape(name)}</th>" for name in (*names, *sizes.values(), *metrics)
-        )
-        rows = ""
-        for line in lines:
-            values = [*(line[name] for name in names), *(line[name] / 1e6 for name in sizes)]
-            values += [line.get(name) for name in metrics]
-            rows += f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in values)}</tr>"
-        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-        name, settings = self._settings()
-        head = f"<p><b>{html.escape(name)}</b>, {html.escape(f'{self.status}; {settings}')}</p>"
-        return head + (_curve(self.runs, self._main_metric) if metrics else "") + table
-
-    def _settings(self) -> tuple[str, str]:
-        """Return the name of the method, and in words its main settings and those that are not the defaults."""
-        given = flat(self.spec.get("method", {}))
-        name = given.pop("name", "run")
-        known = registry.choices("method").get(name)
-        try:
-            defaults = flat(describe(known())) if known is not None else {}
-        except TypeError:  # a method of the user's with settings that have no default
-            defaults = {}
-        if self.lr_search is not None:
-            given["lr"] = f"{given['lr']:.3g} ({self.lr_search['rule']})"
-        words = [f"rounds {self.spec['rounds']}"] if "rounds" in self.spec else []
-        for key, value in given.items():
-            if key in MAIN or value != defaults.get(key):
-                words.append(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}")
-        return name, ", ".join(words)
+        """Return the method, its main settings and the last evaluations, for notebooks."""
+        method = flat(self.spec.get("method", {}))
+        settings = [f"{key} {method[key]}" for key in MAIN if key in method]
+        head = f"{method.get('name', 'run')}, {self.status}; {', '.join(settings)}"
+        names = [*["seed"] * (len(self.seeds) > 1), "round", "up_bytes", "down_bytes"]
+        names += [name for name in self.metrics if name not in DETAILS]
+        table = ""
+        for line in ({name: name for name in names}, *self.history[-5:]):
+            values = (line.get(name, "") for name in names)
+            texts = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in values)
+            table += f"<tr>{''.join(f'<td>{html.escape(one)}</td>' for one in texts)}</tr>"
+        return f"<p>{html.escape(head)}</p><table>{table}</table>"
 
 
-def _cell(value: Any) -> str:
-    return (
-        ""
-        if value is None
-        else f"{value:.4g}"
-        if isinstance(value, float)
-        else html.escape(str(value))
-    )
+USAGE_FORM = {
+    "blueprint": dict[str, Any] | None,
+    "kind": str,
+    "logits": bool,
+    "classes": list[int | str],
+    "columns": list[str],
+}
 
 
-def _curve(runs: Sequence[Sequence[Line]], metric: str) -> str:
-    """Return a picture of a metric over rounds, one line per seed; empty with fewer than two values."""
-    points = [[(line["round"], line.get(metric)) for line in lines] for lines in runs]
-    seeds = [
-        [(t, value) for t, value in one if value is not None and math.isfinite(value)]
-        for one in points
-    ]
-    values = [value for one in seeds for _, value in one]
-    if len(values) < 2:
-        return ""
-    last, low, high = max(t for one in seeds for t, _ in one), min(values), max(values)
-    width, height = 240 / (last or 1), 56 / (high - low or 1)
-    lines = (
-        " ".join(f"{2 + t * width:.1f},{2 + (high - y) * height:.1f}" for t, y in one)
-        for one in seeds
-    )
-    drawn = "".join(f'<polyline points="{points}"/>' for points in lines)
-    what = html.escape(f"{metric} over {last} rounds, from {low:.4g} to {high:.4g}")
-    svg = f'<svg width="244" height="60" fill="none" stroke="currentColor" role="img" aria-label="{what}">{drawn}</svg>'
-    return f"{svg}<br><small>{what}</small>"
-
-
-def _cost(lr_search: dict[str, Any]) -> str:
-    """What finding the step size took, which is not part of the run's bytes."""
-    return f"search: {lr_search['cost']}" if "cost" in lr_search else str(lr_search["rule"])
-
-
-def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
+def load(
+    run_dir: Path | str,
+    model: nn.Module | None = None,
+    round: int | None = None,  # noqa: A002
+) -> Result:
     """Reads a run directory.
 
     Args:
         run_dir: What `run_dir` or `Result.save` was given.
-        model: A module that gets the trained weights, in place; `result.model` is then this module. A run directory
-            holds weights and no code, so that without it `result.model` is refused and `result.weights` has them.
+        model: A module that gets the trained weights, in place; `result.model` is then this module. Without it
+            `result.model` is built again if the run says how. Its class is imported, never unpickled.
+        round: The round whose model to take, of those that the callback `Checkpoint` has kept.
 
     Returns:
         The result, with `status` "interrupted" where the run has not ended.
@@ -388,44 +357,85 @@ def load(run_dir: Path | str, model: nn.Module | None = None) -> Result:
     run_dir = path_of("run_dir", run_dir)
     if model is not None and not isinstance(model, nn.Module):
         raise SpecError(f"`model` must be a torch.nn.Module, got {shown(model)}")
-    places = (
-        [run_dir]
-        if (run_dir / history.NAME).exists()
-        else sorted(run_dir.glob(f"seed-*/{history.NAME}"))
-    )
-    dirs = [place if place.is_dir() else place.parent for place in places]
+    several = sorted(run_dir.glob(f"seed-*/{history.NAME}"))
+    alone = (run_dir / history.NAME).exists()
+    dirs = [run_dir] if alone else [path.parent for path in several]
     if not dirs:
         raise FedspanError(f"{str(run_dir)!r} holds no run: there is no {history.NAME}")
-    ends = check_run(run_dir, dirs)
-    read = [history.read(place / history.NAME) for place in dirs]
-    seeds = [header.get("seed", header["spec"].get("seed", 0)) for header, _ in read]
-    order = sorted(range(len(read)), key=seeds.__getitem__)
-    found = run_dir / LR
-    how = {
-        seed: status
-        for end in ends
-        for seed, status in zip(end["seeds"], end["statuses"], strict=True)
-    }
-    kept = {int(key): t for end in ends for key, t in end.get("model_rounds", {}).items()}
-    if len(set(seeds)) < len(seeds) or not how.keys() <= set(seeds):
+    cards = check_run(run_dir, dirs)
+    statuses, kept = dict[int, str](), dict[int, int]()
+    for card in cards:
+        statuses |= dict(zip(card["seeds"], card["statuses"], strict=True))
+        kept |= {int(seed): t for seed, t in card.get("model_rounds", {}).items()}
+    runs = dict[int, tuple[Path, Line, list[Line]]]()
+    for place in dirs:
+        header, rows = history.read(place / history.NAME)
+        runs[header.get("seed", header["spec"].get("seed", 0))] = place, header, rows
+    if len(runs) < len(dirs) or not statuses.keys() <= runs.keys():
         raise CheckpointError(
-            f"{str(run_dir)!r} is damaged: its files are of the seeds {seeds} and {[*how]}; {REMEDY}"
+            f"{str(run_dir)!r} is damaged: its files are of the seeds {[*runs]} and {[*statuses]}; {REMEDY}"
         )
-    weights = [_weights(dirs[i] / MODEL) for i in order if (dirs[i] / MODEL).exists()]
+    runs = dict(sorted(runs.items()))
+    weights, t = [], round
+    for seed, (place, *_) in runs.items():
+        path = place / MODEL
+        if t is not None:
+            path, kept[seed] = _kept(run_dir, place, seed, len(runs), t), t
+        if not path.exists():
+            continue
+        try:
+            weights.append(checkpoint.read_tensors(path)[0])
+        except (SafetensorError, OSError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"{str(path)!r} cannot be read ({one_line(str(error), 80)}); {REMEDY}"
+            ) from None
+    about = run_dir / USAGE
+    usage = read_table(about, USAGE_FORM) if about.exists() else {}
+    try:
+        for one in (usage.get("schema"), *usage.get("own", {}).values()):
+            _ = None if one is None else Schema.of(one)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        raise CheckpointError(f"{str(about)!r} is damaged: its schema; {REMEDY}") from None
     if model is not None:
         _fill(model, weights, run_dir)
-    clients = [(dirs[i], {} if len(read) == 1 else {"seed": seeds[i]}) for i in order]
-    rows = per_client.read(run_dir / CLIENTS) or [
-        seed | row for place, seed in clients for row in per_client.read(place / CLIENTS)
-    ]
+    clients = per_client.read(run_dir / CLIENTS)
+    for seed, (place, *_) in runs.items() if not alone and not clients else ():
+        clients += [{"seed": seed} | row for row in per_client.read(place / CLIENTS)]
+    spec = next(iter(runs.values()))[1]["spec"]
+    found = run_dir / LR
     return Result(
-        tuple(seeds[i] for i in order), [read[i][1] for i in order], [how.get(seeds[i], "interrupted") for i in order],
-        read[0][0]["spec"], run_dir, model, weights, read_lr(found) if found.exists() else None,
-        PerClient(rows, read[0][0]["spec"].get("metrics", ()), kept), kept,
-    )  # fmt: skip
+        tuple(runs),
+        [rows for *_, rows in runs.values()],
+        [statuses.get(seed, "interrupted") for seed in runs],
+        spec,
+        run_dir,
+        model,
+        weights,
+        read_lr(found) if found.exists() else None,
+        PerClient(clients, spec.get("metrics", ()), kept),
+        kept,
+        usage,
+    )
 
 
-def _fill(model: nn.Module, weights: Sequence[dict[str, torch.Tensor]], run_dir: Path) -> None:
+def _kept(run_dir: Path, folder: Path, seed: int, seeds: int, t: int) -> Path:
+    """Return the file of the model of round t."""
+    at_least("round", t, 0)
+    places = [folder / "models", run_dir / f"seed-{seed}" / "models"][: min(seeds, 2)]
+    there = {
+        int(file.stem[6:]): file for place in places for file in place.glob("round-*.safetensors")
+    }
+    if t not in there:
+        known = (
+            f"there are {', '.join(map(str, sorted(there)))}"
+            if there
+            else "`Checkpoint` keeps some"
+        )
+        raise FedspanError(f"`round` is {t}, and {str(run_dir)!r} has no model of it; {known}")
+    return there[t]
+
+
+def _fill(model: nn.Module, weights: list[dict[str, torch.Tensor]], run_dir: Path) -> None:
     """Puts trained weights into a module."""
     if len(weights) != 1:
         raise FedspanError(
@@ -436,13 +446,4 @@ def _fill(model: nn.Module, weights: Sequence[dict[str, torch.Tensor]], run_dir:
     except RuntimeError as error:
         raise FedspanError(
             f"`model` is not the one that was trained: {' '.join(str(error).split())[:200]}"
-        ) from None
-
-
-def _weights(path: Path) -> dict[str, torch.Tensor]:
-    try:
-        return checkpoint.read_tensors(path)[0]
-    except (SafetensorError, OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"{str(path)!r} cannot be read ({one_line(str(error), 80)}); {REMEDY}"
         ) from None

@@ -1,59 +1,57 @@
 """A run on disk: its history, its checkpoint and its result, in a directory from which it can be resumed.
 
     spec.toml      what is run              checkpoint.safetensors  everything to continue to the same bits
-    history.jsonl  evaluations as they come    audit.jsonl             who took part when, as a chain of hashes
-    model.safetensors, clients.csv, provenance.json, result.json  at the end
+    history.jsonl  evaluations as they come    audit.jsonl             who took part and what happened
+    model.safetensors, clients.csv, result.json  at the end
 
-Several seeds of one batched computation have a directory `seed-*` each and share the checkpoint. A finished run keeps
-no checkpoint, unless it is asked for.
+Several seeds of one batched computation have a directory `seed-*` each and share the checkpoint and the result. A
+finished run keeps no checkpoint, unless it is asked for.
 """
 
 from __future__ import annotations
 
-import csv
-import io
+import datetime
 import signal
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError, Terminated
+from fedspan.core.extras import versions
 from fedspan.core.files import (
+    csv_text,
     lock_dir,
     remove,
     remove_leftovers,
     removed_on_failure,
+    sync,
     write_atomic,
 )
-from fedspan.core.json_log import check_form
+from fedspan.core.json_log import JsonLog, Line, check_form, read_lines, write_table
 from fedspan.core.layout import all_finite
 from fedspan.core.metric import column_of
 from fedspan.core.signals import sigterm_again
 from fedspan.core.spec import Spec, Table, flat
-from fedspan.core.versions import versions
 from fedspan.core.wire import check_weights
 from fedspan.engine import history, provenance
-from fedspan.engine.audit import Audit
-from fedspan.engine.history import HELD_OUT, History, undefined_where
-from fedspan.engine.loop import Loop, Row
+from fedspan.engine.audit import line_of_rounds
+from fedspan.engine.history import HELD_OUT, undefined_where
+from fedspan.engine.loop import Heard, Loop, Row
 from fedspan.engine.provenance import (
     AUDIT,
     BEST,
     CHECKPOINT,
-    CHECKPOINT_FORM,
-    CLIENTS,
     MODEL,
     OUTCOME,
     SPEC,
     TRAFFIC,
-    outcome_text,
+    USAGE,
     read_outcome,
     seed_dirs,
 )
@@ -61,96 +59,116 @@ from fedspan.engine.result import Result, load
 from fedspan.engine.simulator import Simulator
 
 CHECKPOINT_SECONDS = 5.0
-WRITTEN = (
-    AUDIT, BEST, CHECKPOINT, CLIENTS, MODEL, OUTCOME, SPEC, TRAFFIC, history.NAME, provenance.CARD,
-)  # fmt: skip
+MOST = 1024  # rounds of a line of the audit trail
+CHECKPOINT_FORM = {
+    "decisions": dict[str, Any], "identity": str, "seeds": list[int], "round": int, "start": str,
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Keeping:
-    """What a run writes, and how it is stopped."""
-
-    resume: bool = False
-    checkpoint_every: int | None = None  # rounds; None: with an evaluation every few seconds
-    keep_checkpoint: bool = False  # also after the run has finished, so that it can be made longer
-    retry_diverged: bool = False  # a diverged run resumes from its last good checkpoint
-    signals: bool = True  # Ctrl-C and SIGTERM end the run after the current round
-    seeds: tuple[int, ...] = ()  # all seeds, if each has a run directory below a common one
-    costs: Mapping[str, Any] = field(default_factory=dict)  # for the first line of the history
-
-
-def execute(loop: Loop, spec: Spec, keeping: Keeping | None = None) -> Result:
+def execute(
+    loop: Loop,
+    spec: Spec,
+    *,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    keep_checkpoint: bool = False,
+    retry_diverged: bool = False,
+    signals: bool = True,
+    apart: bool = False,
+    costs: Mapping[str, Any] | None = None,
+) -> Result:
     """Runs a loop to the end of its spec, in `loop.run_dir` where there is one.
+
+    Args:
+        loop: The run.
+        spec: Its settings.
+        resume: Whether to continue the run in the directory.
+        checkpoint_every: Rounds between two checkpoints; None: with an evaluation every few seconds.
+        keep_checkpoint: Whether the checkpoint stays after the run has finished, so that it can be made longer.
+        retry_diverged: Whether a diverged run resumes from its last good checkpoint.
+        signals: Whether Ctrl-C and SIGTERM end the run after the current round.
+        apart: Whether it is one of several seeds with run directories of their own, whose parent has the card.
+        costs: What reports show of the run besides its evaluations.
 
     Raises:
         KeyboardInterrupt: The run was interrupted by Ctrl-C; what was done so far is saved.
         Terminated: The same by SIGTERM.
     """
-    keeping = keeping or Keeping()
+    out = loop.run_dir
 
     def begun() -> bool:
         if loop.t == 0 and isinstance(loop.transport, Simulator):
             loop.transport.close()  # an open file could not be deleted on every system
-        return loop.t > 0 or keeping.resume
+        return loop.t > 0 or resume
 
-    directory: AbstractContextManager[None] = (
-        nullcontext() if loop.run_dir is None else lock_dir(loop.run_dir)
-    )
-    with directory, removed_on_failure(lambda: _written(loop, spec), begun):
-        result, received = _execute(loop, spec, keeping)
+    locked = nullcontext() if out is None else lock_dir(out)
+    with locked, removed_on_failure(lambda: _written(loop, spec), begun):
+        if out is not None and resume and not _to_do(out, loop, spec, retry_diverged):
+            found = load(out)
+            for number, folder in enumerate(seed_dirs(out, loop.seeds)):
+                weights = found.weights[number] if number < len(found.weights) else {}
+                check_weights(weights, loop.state_dict(number), repr(str(folder / MODEL)))
+            return found
+        key = None if out is None or apart else provenance.signing_key()
+        files = RunFiles(loop, spec, checkpoint_every)
+        if out is not None:
+            files.open(out, resume, costs or {}, apart)
+
+        # --- Rounds ---
+        with stop_signals(loop) if signals else nullcontext(list[int]()) as received:
+            try:
+                for callback in loop.callbacks:
+                    callback.on_run_start(loop)
+                for row in loop.rows(spec.rounds, spec.eval_every):
+                    files.add(row)
+                    for callback in loop.callbacks:
+                        callback.on_evaluate(loop, row)
+                    files.save_if_due()  # after the callbacks, whose own files must not be behind the checkpoint
+            except BaseException:
+                for callback in loop.callbacks:
+                    callback.on_run_error(loop)
+                raise
+
+        # --- Result ---
+        statuses = [_status(loop, lines, spec.rounds) for lines in loop.lines]
+        if statuses[0] == "interrupted":  # between two evaluations
+            files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
+        result = Result(loop.seeds, loop.lines, statuses, spec.table(), out)
+        result.weights = [
+            loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)
+        ]
+        result.usage = dict(loop.problem.usage)
+        failed: Exception | None = None
+        for callback in loop.callbacks:
+            try:
+                callback.on_run_end(loop, result)
+            except Exception as error:  # a mistake there must not cost the trained model
+                failed = failed or error
+        if out is not None:
+            keep = keep_checkpoint or (retry_diverged and result.status.startswith("diverged"))
+            files.close(out, result, key, save=keep_checkpoint, keep=keep)
+        if failed is not None:
+            raise failed
+        _warn(loop, result)
     if received:
-        more = (
-            ""
-            if loop.run_dir is None
-            else f"; resume=True continues the run in {str(loop.run_dir)!r}"
-        )
-        error = Terminated if signal.SIGTERM in received else KeyboardInterrupt
-        raise error(f"stopped after round {loop.t}{more}")
+        more = "" if out is None else f"; resume=True continues the run in {str(out)!r}"
+        ended = Terminated if signal.SIGTERM in received else KeyboardInterrupt
+        raise ended(f"stopped after round {loop.t}{more}")
     return result
 
 
-def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, list[int]]:
-    files = _open(loop, spec, keeping)
-    if files is None:
-        assert loop.run_dir is not None
-        found = load(loop.run_dir)
-        for number, folder in enumerate(seed_dirs(loop.run_dir, loop.seeds)):
-            weights = found.weights[number] if number < len(found.weights) else {}
-            check_weights(weights, loop.state_dict(number), repr(str(folder / MODEL)))
-        return found, []
-    signals: AbstractContextManager[list[int]] = (
-        stop_signals(loop) if keeping.signals else nullcontext([])
-    )
-    with signals as received:
-        try:
-            for callback in loop.callbacks:
-                callback.on_run_start(loop)
-            for row in loop.rows(spec.rounds, spec.eval_every):
-                files.add(row)
-                for callback in loop.callbacks:
-                    callback.on_evaluate(loop, row)
-                files.save_if_due()  # after the callbacks, whose own files must not be behind the checkpoint
-        except BaseException:
-            for callback in loop.callbacks:
-                callback.on_run_error(loop)
-            raise
-    statuses = [_status(loop, lines, spec.rounds) for lines in loop.lines]
-    if statuses[0] == "interrupted":  # between two evaluations
-        files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
-    result = Result(loop.seeds, loop.lines, statuses, spec.table(), loop.run_dir)
-    result.weights = [
-        loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)
-    ]
-    failed: Exception | None = None
-    for callback in loop.callbacks:
-        try:
-            callback.on_run_end(loop, result)
-        except Exception as error:  # a mistake there must not cost the trained model
-            failed = failed or error
-    files.close(result, keeping)
-    if failed is not None:
-        raise failed
-    for seed, status in zip(loop.seeds, statuses, strict=True):
+def _status(loop: Loop, lines: Sequence[Line], rounds: int) -> str:
+    diverged = next((line["round"] for line in lines if line.get("diverged")), None)
+    if diverged is not None:
+        return f"diverged at round {diverged}"
+    if loop.t >= rounds:
+        return "finished"
+    return f"stopped at round {loop.t}: {loop.reason}" if loop.reason else "interrupted"
+
+
+def _warn(loop: Loop, result: Result) -> None:
+    """Warns of seeds that diverged, and of metrics that have no value."""
+    for seed, status in zip(loop.seeds, result.statuses, strict=True):
         if status.startswith("diverged"):
             remedy = "try a smaller lr"
             if seed not in result.model_rounds:
@@ -160,25 +178,11 @@ def _execute(loop: Loop, spec: Spec, keeping: Keeping) -> tuple[Result, list[int
             warnings.warn(f"the run of seed {seed} {status}; {remedy}", stacklevel=4)
     columns = [column_of(one) for one in loop.metrics]
     asked = dict.fromkeys(columns, "test") | {HELD_OUT + name: "validation" for name in columns}
+    lines = [line for line in result.model_lines if not line.get("diverged")]
     for name, data in asked.items():
-        if any(
-            name in line and line[name] is None and not line.get("diverged")
-            for line in result.model_lines
-        ):
-            warnings.warn(
-                f"the metric {name!r} is undefined on the {data} data{undefined_where(name)}",
-                stacklevel=4,
-            )
-    return result, received
-
-
-def _status(loop: Loop, lines: Sequence[dict[str, Any]], rounds: int) -> str:
-    diverged = next((line["round"] for line in lines if line.get("diverged")), None)
-    if diverged is not None:
-        return f"diverged at round {diverged}"
-    if loop.t >= rounds:
-        return "finished"
-    return f"stopped at round {loop.t}: {loop.reason}" if loop.reason else "interrupted"
+        if any(name in line and line[name] is None for line in lines):
+            why = undefined_where(name)
+            warnings.warn(f"the metric {name!r} is undefined on the {data} data{why}", stacklevel=4)
 
 
 @contextmanager
@@ -221,92 +225,182 @@ def _written(loop: Loop, spec: Spec) -> Iterator[Path]:
             if folder != out:
                 yield folder
     if spec.engine.states_dir is not None:
-        states = Path(spec.engine.states_dir)
-        yield states
-        for one in states.glob("*.states"):
-            yield from states.glob(f"{one.stem}.*")
+        yield Path(spec.engine.states_dir)
+        yield from Path(spec.engine.states_dir).glob("*.states")
 
 
-class _Files:
+class RunFiles(Callback):
     """What a run writes while it goes on; nothing where it has no directory."""
 
     def __init__(self, loop: Loop, spec: Spec, every: int | None) -> None:
         self.loop, self.spec, self.every = loop, spec, every
-        self.histories: list[History] = []
-        self.audit: Audit | None = None
-        self.key = provenance.signing_key() if loop.run_dir is not None else None
+        self.logs: list[tuple[JsonLog, JsonLog]] = []  # history and audit trail of each seed
+        self.rounds = list[Heard]()  # since the last line of the trail
         self.saved = time.monotonic()
         self.start = loop.start  # what the run was begun from; a resumed run keeps it
-        self.finite = [(loop.model(), loop.buffers)] * len(
-            loop.seeds
-        )  # the model before a divergence
+        # the model before a divergence
+        self.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
+
+    def open(self, out: Path, resume: bool, costs: Mapping[str, Any], apart: bool) -> None:
+        """Prepares the files for the next row, and continues the loop where they end."""
+        loop, spec, folders = self.loop, self.spec, seed_dirs(out, self.loop.seeds)
+        for folder in {out, *folders}:
+            remove_leftovers(folder, provenance.COVERED)
+        if resume:
+            self._resume(out, folders)
+        else:
+            check_vacant(out)
+            if any((folder / history.NAME).exists() for folder in folders):
+                raise SpecError(
+                    f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another `run_dir`"
+                )
+            self.save()  # first of all: from here on the run can be resumed
+        # before the files that it vouches for are changed
+        for folder in (out, out.parent) if apart else (out,):
+            remove(folder / OUTCOME)
+        write_atomic(out / SPEC, spec.toml().encode())
+        now = {"time": _now(), "versions": versions()}
+        for seed, folder in zip(loop.seeds, folders, strict=True):
+            place = folder.relative_to(out)
+            name = (place / history.NAME).as_posix()
+            lines = self._lines(out, name)
+            header: Line = {"spec": spec.table() | {"seed": seed}, "versions": versions()}
+            evaluations = JsonLog(
+                out / name, [*lines, header | {"costs": dict(costs)}], loop.checks, name
+            )
+            name = (place / AUDIT).as_posix()
+            header = {"run": loop.id, "seed": seed, "identity": spec.identity()}
+            header |= {"clients": loop.problem.clients, **now}
+            try:
+                lines = self._lines(out, name)
+                lines = [*lines, {"resumed": loop.t} | now] if lines else [header]
+            except CheckpointError as error:  # it is kept under another name
+                if (folder / AUDIT).exists():
+                    (folder / AUDIT).replace(folder / f"damaged-{loop.t}-{AUDIT}")
+                lines = [header | {"damaged": str(error).split(";")[0], "resumed": loop.t}]
+            trail = JsonLog(out / name, lines, loop.checks, name, spec.privacy is not None)
+            self.logs.append((evaluations, trail))
+        loop._each_round = [*loop._each_round, self]
+
+    def _lines(self, out: Path, name: str) -> list[Line]:
+        """The lines of a log that the checkpoint knows."""
+        return read_lines(out / name, self.loop.checks.get(name, ""))[0]
+
+    def _resume(self, out: Path, folders: Sequence[Path]) -> None:
+        loop, spec = self.loop, self.spec
+        arrays, meta = checkpoint.load(out / CHECKPOINT)
+        check_form(meta, out / CHECKPOINT, CHECKPOINT_FORM)
+        _same_run(meta, spec, loop.seeds)
+        if spec.rounds < meta["round"]:
+            raise CheckpointError(
+                f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
+                f"at least {meta['round']}"
+            )
+        if meta["start"] != loop.start:  # no error: who draws a model anew could never resume
+            warnings.warn(
+                "`model` does not have the initial weights that the run was begun with; it goes on from its checkpoint",
+                stacklevel=5,
+            )
+        self.start = meta["start"]
+        loop.load(arrays)
+        if meta["round"] != loop.t:
+            raise CheckpointError(
+                f"{str(out / CHECKPOINT)!r} is damaged: its parts are of different rounds; start the run again"
+            )
+        if not loop.t:
+            return
+        for number, folder in enumerate(folders):
+            name = (folder / history.NAME).relative_to(out).as_posix()
+            _, lines = history.read(folder / history.NAME, loop.checks.get(name, ""))
+            loop.lines[number] = lines
+            up, down = (int(one[number]) for one in loop.ledger.totals())
+            ends = {"round": loop.t, "up_bytes": up, "down_bytes": down}
+            if not lines or any(lines[-1][key] > end for key, end in ends.items()):
+                raise CheckpointError(
+                    "the checkpoint is damaged: its history is of a later round; start the run again"
+                )
 
     def add(self, row: Row) -> None:
+        """Adds an evaluation; a seed that has diverged gets no more."""
         for number, lines in enumerate(self.loop.lines):
             if not row.diverged[number]:
                 self.finite[number] = (self.loop.model(), self.loop.buffers)
             if not (lines and lines[-1].get("diverged")):
                 lines.append(history.line_of(row, number))
-                if self.histories:
-                    self.histories[number].append(lines[-1])
-        if self.audit is not None:
-            self.audit.flush(row)
+                if self.logs:
+                    self.logs[number][0].append(lines[-1])
+        self._flush()
+
+    def on_round_end(self, run: Loop) -> None:
+        """Notes who took part, and saves the run if it is time."""
+        self.rounds.append(run.heard)
+        if len(self.rounds) >= MOST:
+            self._flush()
+        if self.every is not None and run.t % self.every == 0:
+            self.save()
+
+    def _flush(self) -> None:
+        """Writes the rounds since the last line of the trail."""
+        if not self.rounds:
+            return
+        up, down = self.loop.ledger.totals()
+        for number, (_, trail) in enumerate(self.logs):
+            line = {"time": _now(), "events": line_of_rounds(self.rounds, number, self.loop.seeds)}
+            sizes = {"up_bytes": int(up[number]), "down_bytes": int(down[number])}
+            trail.append(line | sizes | self.loop.carried)
+        self.rounds = []
+        self.loop.carried.clear()
 
     def save_if_due(self) -> None:
-        if (
-            self.histories
-            and self.every is None
-            and time.monotonic() - self.saved > CHECKPOINT_SECONDS
-        ):
+        """Saves the run if it has a directory and the last checkpoint is old."""
+        if self.logs and self.every is None and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
             self.save()
 
     def save(self) -> None:
+        """Writes a checkpoint."""
         assert self.loop.run_dir is not None
         if not any(all_finite(x) for x in self.loop.model()):
             return  # the checkpoint before is the last one to go on from
-        if self.audit is not None:
-            self.audit.flush()
+        self._flush()
+        for log in (one for pair in self.logs for one in pair):
+            sync(log.path)
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
-        meta |= {"start": self.start, "history": [one.mark() for one in self.histories]}
-        checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
+        checkpoint.save(
+            self.loop.run_dir / CHECKPOINT, self.loop.save(), meta | {"start": self.start}
+        )
         self.loop.transport.saved()
         self.saved = time.monotonic()
 
-    def close(self, result: Result, keeping: Keeping) -> None:
-        run_dir, keep = self.loop.run_dir, keeping.keep_checkpoint
-        if run_dir is None:
-            return
-        if keep or not result.finished:
+    def close(self, out: Path, result: Result, key: Any, *, save: bool, keep: bool) -> None:
+        """Writes the models and the card of a run that has ended, or a last checkpoint."""
+        loop, spec = self.loop, self.spec
+        if save or not result.finished:
             self.save()
         if not result.finished:
             return
-        folders = seed_dirs(run_dir, self.loop.seeds)
-        for number, folder in enumerate(folders):
+        self._flush()
+        for number, folder in enumerate(seed_dirs(out, loop.seeds)):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
-            _write_clients(self.loop, number, folder, self.spec.privacy is not None)
-        assert self.audit is not None
-        self.audit.end(result.statuses, [provenance.sha256(folder / MODEL) for folder in folders])
-        about = _decisions(self.spec) | result.kept_rounds() | {"audit": self.loop.checks}
-        outcome = outcome_text(run_dir, result.seeds, result.statuses, about)
-        keep |= keeping.retry_diverged and result.status.startswith("diverged")
-        provenance.write_cards(
-            self.loop, self.spec, result, self.start, self.audit.last_hashes(), self.key, outcome,
-            seeds=keeping.seeds, keeps=keep,
-        )  # fmt: skip
-        write_atomic(run_dir / OUTCOME, outcome)
-        for name in () if keep else (CHECKPOINT, BEST):
-            remove(run_dir / name)
+            counts = (loop.ledger.up, loop.ledger.down, loop.last_round)
+            names = getattr(loop.problem, "names", None) or range(loop.problem.clients)
+            columns = [names, *(one[number].tolist() for one in counts)]
+            heads = ("client", "up_bytes", "down_bytes", "last_round")
+            rows = [dict(zip(heads, row, strict=True)) for row in zip(*columns, strict=True)]
+            private = spec.privacy is not None
+            write_atomic(folder / TRAFFIC, csv_text(rows).encode(), private=private)
+            self.logs[number][1].append({"time": _now(), "ended": result.statuses[number]})
+        if result.usage:
+            write_table(out / USAGE, result.usage)
+        ends = [{k: v for k, v in lines[-1].items() if k != "events"} for lines in result.runs]
+        about = {"run": loop.id, "start": self.start, "rounds": loop.t, "metrics": ends}
+        about |= _decisions(spec) | {"versions": versions()}
+        provenance.write_outcome(out, result, about, key=key, keeps=keep)
+        for name in () if keep else provenance.UNFINISHED:
+            remove(out / name)
 
 
-class _SaveEvery(Callback):
-    """A checkpoint after every so many rounds."""
-
-    def __init__(self, files: _Files, rounds: int) -> None:
-        self.files, self.rounds = files, rounds
-
-    def on_round_end(self, run: Loop) -> None:
-        if run.t % self.rounds == 0:
-            self.files.save()
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def check_vacant(run_dir: Path) -> None:
@@ -317,80 +411,14 @@ def check_vacant(run_dir: Path) -> None:
         )
 
 
-def _open(loop: Loop, spec: Spec, keeping: Keeping) -> _Files | None:
-    """Files ready for the next row, and the loop where they end; None where the run has finished before."""
-    if loop.run_dir is None:
-        return _Files(loop, spec, None)
-    out, table = loop.run_dir, spec.table()
-    for folder in {out, *seed_dirs(out, loop.seeds)}:
-        remove_leftovers(folder, WRITTEN)
-    about = {"versions": versions(), "costs": dict(keeping.costs)}
-    headers = [{"spec": table | {"seed": seed}, **about} for seed in loop.seeds]
-    places = list(
-        zip([one / history.NAME for one in seed_dirs(out, loop.seeds)], headers, strict=True)
-    )
-    if keeping.resume:
-        if (out / OUTCOME).exists():
-            _same_run(read_outcome(out), spec, loop.seeds)
-            again = keeping.retry_diverged and load(out).status.startswith("diverged")
-            if not again and not _longer(out, spec):
-                return None
-        arrays, meta = checkpoint.load(out / CHECKPOINT)
-        check_form(meta, out / CHECKPOINT, CHECKPOINT_FORM, {"start": str})
-        _same_run(meta, spec, loop.seeds)
-        if spec.rounds < meta["round"]:
-            raise CheckpointError(
-                f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
-                f"at least {meta['round']}"
-            )
-        if (
-            meta.get("start", loop.start) != loop.start
-        ):  # no error: who draws a model anew could never resume
-            warnings.warn(
-                "`model` does not have the initial weights that the run was begun with; it goes on from its checkpoint",
-                stacklevel=5,
-            )
-        loop.load(arrays)
-        if meta["round"] != loop.t or (loop.t and len(meta["history"]) != len(places)):
-            raise CheckpointError(
-                f"{str(out / CHECKPOINT)!r} is damaged: its parts are of different rounds; start the run again"
-            )
-        if loop.t:
-            marks = [history.mark_of(mark, out / CHECKPOINT) for mark in meta["history"]]
-            loop.lines = [
-                history.read_marked(path, mark)
-                for (path, _), mark in zip(places, marks, strict=True)
-            ]
-            _same_moment(loop)
-    else:
-        check_vacant(out)
-        if any(path.exists() for path, _ in places):
-            raise SpecError(
-                f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another `run_dir`"
-            )
-    files = _Files(loop, spec, keeping.checkpoint_every)
-    if keeping.resume:
-        files.start = meta.get("start", files.start)
-    else:
-        files.save()  # first of all: from here on the run can be resumed
-    for path in (out / OUTCOME, *(one / provenance.CARD for one in seed_dirs(out, loop.seeds))):
-        remove(path)  # before the files that it vouches for are changed
-    write_atomic(out / SPEC, spec.toml().encode())
-    files.histories = [
-        History(path, header, lines)
-        for (path, header), lines in zip(places, loop.lines, strict=True)
-    ]
-    files.audit = Audit(loop, spec)
-    loop._each_round = [*loop._each_round, files.audit]
-    if keeping.checkpoint_every is not None:
-        loop.callbacks = [*loop.callbacks, _SaveEvery(files, keeping.checkpoint_every)]
-        loop._each_round = [*loop._each_round, loop.callbacks[-1]]
-    return files
-
-
-def _longer(out: Path, spec: Spec) -> bool:
-    """Whether a finished run is asked to go on, of which some seed can; it must have kept its checkpoint for that."""
+def _to_do(out: Path, loop: Loop, spec: Spec, retry_diverged: bool) -> bool:
+    """Whether a run that is resumed has not ended, or some seed of it can go on; it must have kept its checkpoint."""
+    if not (card := read_outcome(out)):
+        return True
+    _same_run(card, spec, loop.seeds)
     before = load(out)
+    if retry_diverged and before.status.startswith("diverged"):
+        return True
     last = max((lines[-1]["round"] for lines in before.runs if lines), default=0)
     if spec.rounds <= last or "finished" not in before.statuses:
         return False
@@ -434,29 +462,3 @@ def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
         raise CheckpointError(
             f"the checkpoint is of seeds {meta.get('seeds')}, not {list(seeds)}; use the same seeds"
         )
-
-
-def _same_moment(loop: Loop) -> None:
-    """Refuses a history that is ahead of the checkpoint that names it."""
-    for lines, up, down in zip(loop.lines, *loop.ledger.totals(), strict=True):
-        if (
-            not lines
-            or lines[-1]["round"] > loop.t
-            or lines[-1]["up_bytes"] > up
-            or lines[-1]["down_bytes"] > down
-        ):
-            raise CheckpointError(
-                "the checkpoint is damaged: its history is of a later round; start the run again"
-            )
-
-
-def _write_clients(loop: Loop, number: int, folder: Path, private: bool) -> None:
-    """The bytes of each client."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["client", "up_bytes", "down_bytes", "last_round"])
-    counts = zip(
-        loop.ledger.up[number], loop.ledger.down[number], loop.last_round[number], strict=True
-    )
-    table.writerows([client, *map(int, row)] for client, row in enumerate(counts))
-    write_atomic(folder / TRAFFIC, text.getvalue().encode(), private=private)

@@ -8,6 +8,7 @@ arrays.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import warnings
@@ -19,22 +20,21 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, weighted
 from fedspan.core.config import Engine, Simulate
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
+from fedspan.core.privacy import Privacy
 from fedspan.core.processes import NotSentError
-from fedspan.core.reply import weighted
 from fedspan.core.round import Round
 from fedspan.core.sync import opened as rebuilt
 from fedspan.engine.pool import Pool
 from fedspan.engine.states import ClientStates
-from fedspan.replies.chain import Chain, Event, Replies
+from fedspan.replies.chain import Chain, Event, Outliers, Replies
 from fedspan.replies.clip import after, leaked, private_work
-from fedspan.replies.fixed_point import clipped_values, fixed_point_mean
-from fedspan.replies.screen import Outlier
+from fedspan.replies.fixed_point import FixedPoint, clipped_values, fixed_point_mean
 
 COPIES = 1 << 16  # numbers of a round's models from which new states take the place of copies
 BATCHED = 1 << 23  # numbers of a round's models up to which batched formulas are faster
@@ -53,15 +53,12 @@ class Replica:
 
 def without_zeros(state: Any) -> Any:
     """A state whose vectors of zeros take no memory."""
-    zeros = {name: part for name, part in vars(state).items() if _is_zero(part)}
-    return state.replace(
-        **{name: part.new_zeros(()).expand(part.shape) for name, part in zeros.items()}
-    )
-
-
-def _is_zero(v: Vector) -> bool:
-    """Whether all numbers are zero; without a vector of answers."""
-    return not v.numel() or all(bool(end == 0) for end in torch.aminmax(v))
+    zeros = {
+        name: part.new_zeros(()).expand(part.shape)
+        for name, part in vars(state).items()
+        if not part.numel() or all(bool(end == 0) for end in torch.aminmax(part))
+    }
+    return state.replace(**zeros)
 
 
 BUFFERS = "buffers"  # the name under which they are packed, next to a message's own arrays
@@ -124,15 +121,14 @@ def opened(method: Method, replica: Replica, down: wire.Arrays, rnd: Round) -> B
             raise ProtocolError(
                 f"the server sent changes of the model, and {type(method).__name__} keeps no log of them"
             )
-        own = (
-            copy is not replica.x
-        )  # made here for the change before, so that this one may be added in place
-        return method.apply_entry(copy, entry, replace(rnd, t=t, overwrite=own))
+        # a copy made here for the change before may be overwritten
+        one = replace(rnd, t=t, overwrite=copy is not replica.x)
+        return method.apply_entry(copy, entry, one)
 
     return rebuilt(message, replica.x, replica.last_round, apply)
 
 
-class Simulator:
+class Simulator(contextlib.AbstractContextManager["Simulator"]):
     """A transport to clients in this process."""
 
     def __init__(
@@ -159,13 +155,16 @@ class Simulator:
         self.shape = problem.x0.shape[0], problem.clients  # (runs, N)
         folder = None if engine.states_dir is None else Path(engine.states_dir)
         self.states = ClientStates(first, math.prod(self.shape), folder, resume=resume)
+        self.save, self.saved, self.load = self.states.save, self.states.saved, self.states.load
 
     def how(self, clients: int) -> Simulate:
         """How a round of so many clients is computed.
 
         `auto` is batched where the gradients of the network are known as formulas and the clients' models are not too
-        large together; the loop elsewhere. `fedspan bench` tells whether another way is faster on a machine.
+        large together; the loop elsewhere.
         """
+        if clients == 1:
+            return "batched"
         if self.simulate != "auto":
             return self.simulate
         return "batched" if clients * self.problem.layout.size <= BATCHED else "loop"
@@ -173,99 +172,91 @@ class Simulator:
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
         """Hands the download to the clients of a round, all of which reply; the chain decides what counts."""
         cohort = rnd.ids.shape[1]
-        how: Simulate = "batched" if cohort == 1 else self.how(cohort)
-        together = how == "batched"
+        how = self.how(cohort)
         if chain.secure is not None:
-            return self._secure(rnd, down, buffers, chain)
+            return self._secure(rnd, down, buffers, chain.secure)
         if how == "loop" and chain.large(rnd):
             return self._in_turn(rnd, down, buffers, chain)
         # states of several clients are copied to be read, so that they may be overwritten
-        copies = together and cohort > 1 and rnd.ids.size * rnd.layout.size >= COPIES
-        overwrite = together and (copies or rnd.overwrite)
+        copies = cohort > 1 and rnd.ids.size * rnd.layout.size >= COPIES
+        overwrite = how == "batched" and (copies or rnd.overwrite)
         own = rnd if rnd.overwrite == overwrite else replace(rnd, overwrite=overwrite)
         new, up, beside = self._work(own, down, buffers, how)
-        outliers = chain.screen.outliers(up, beside)
-        if not outliers:
-            self.states.put(rnd.rows, new)
-            return Replies(np.arange(cohort), up, beside)
-        # only clients whose replies count get their new states
-        places = np.delete(np.arange(cohort), [one.place for one in outliers])
-        if not len(places):
-            return Replies(places, None, events=_events(rnd, self._undone(outliers, rnd)))
-        new, up = (
-            wire.gather([wire.pick(one, place) for place in places.tolist()]) for one in (new, up)
-        )
-        self.states.put(rnd.subset(places).rows, new)
-        beside = None if beside is None else beside[:, places]
-        return Replies(places, up, beside, events=_events(rnd, outliers))
+        outliers, places = chain.screened(up, beside, rnd), np.arange(cohort)
+        if outliers:  # only clients whose replies count get their new states
+            places = np.delete(places, [place for place, _ in outliers])
+            if not len(places):
+                return Replies(places, None, events=self._undone(outliers, rnd))
+            new, up = (
+                wire.gather([wire.pick(one, place) for place in places.tolist()])
+                for one in (new, up)
+            )
+            beside = None if beside is None else beside[:, places]
+        self.states.put(rnd.subset(places).rows if outliers else rnd.rows, new)
+        return Replies(places, up, beside, events=tuple(event for _, event in outliers))
 
     def _in_turn(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
         """The replies of the clients one after the other, so that one client's state is in memory."""
         replies = chain.gathering(rnd)
-        beside, places, out = list[Vector | None](), list[int](), list[Outlier]()
+        beside, places, out = list[Vector | None](), list[int](), tuple[Event, ...]()
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
             state = self.states.take(one.rows, one.ids.shape)
             new, up, own = local_work(self.method, self.problem, state, down, buffers, one)
-            if far := chain.screen.one_of(up):
-                out += [outlier._replace(place=place) for outlier in self._undone(far, one)]
+            if outliers := chain.screened(up, own, one, one_of_many=True):
+                out += self._undone(outliers, one)
                 continue
             self.states.put(one.rows, new)
             beside.append(own)
             places.append(place)
             replies.add(place, up)
             del state, new, up  # not to be held during the work of the next client
-        chain.screen.all_came()
+        chain.all_came(rnd)
         up = replies.reply() if places else None
-        return Replies(np.array(places, np.int64), up, _beside(beside), events=_events(rnd, out))
+        return Replies(np.array(places, np.int64), up, _beside(beside), events=out)
 
-    def _undone(self, outliers: list[Outlier], rnd: Round) -> list[Outlier]:
+    def _undone(self, outliers: Outliers, rnd: Round) -> tuple[Event, ...]:
         """Gives a client its first state where the step of a large model has overwritten the one before."""
         lost = rnd.overwrite and self.states.restart(rnd.rows)
-        return [
-            one._replace(why=f"{one.why}; its state starts again") if lost else one
-            for one in outliers
-        ]
+        again = "; its state starts again" if lost else ""
+        return tuple(event._replace(text=event.text + again) for _, event in outliers)
 
-    def _secure(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
+    def _secure(self, rnd: Round, down: Any, buffers: Vector | None, privacy: Privacy) -> Replies:
         """A round of secure sums. The masks would cancel, so the rounded replies are added up as they are.
 
         The clients' states follow from the rounded replies. The bytes are those of the protocol (`replies.secure`).
         """
         from fedspan.replies.secure.server import TooFewError, bytes_of_round, check_enough
 
-        assert chain.secure is not None
         runs, cohort = rnd.ids.shape
         base = wire.sizes(down) + (0 if buffers is None else buffers.shape[-1] * buffers.itemsize)
         try:
-            check_enough("keys", cohort, cohort, chain.secure.survivors(cohort))
+            check_enough("keys", cohort, cohort, privacy.survivors(cohort))
         except TooFewError as error:
-            sent, _ = bytes_of_round(0, 0, chain.secure)
+            sent, _ = bytes_of_round(0, 0, privacy)
             event = Event("other", None, f"{error}; nothing counted")
             none = np.array([], np.int64)
             return Replies(none, None, buffers, sent + base + 0 * rnd.ids, events=(event,) * runs)
-        before, rnd = self.states.take(rnd.rows, rnd.ids.shape), replace(rnd, overwrite=False)
-        how: Simulate = "batched" if cohort == 1 else self.how(cohort)
-        new, up, beside = self._work(rnd, down, buffers, how)
-        examples = [
-            [1 if rnd.weights is None else self.problem.examples(one) for one in ids]
-            for ids in rnd.ids.tolist()
-        ]
+        rnd = replace(rnd, overwrite=False)
+        before = self.states.take(rnd.rows, rnd.ids.shape)
+        new, up, beside = self._work(rnd, down, buffers, self.how(cohort))
+        examples = np.ones(rnd.ids.shape, np.int64)
+        if rnd.weights is not None:
+            examples = np.vectorize(self.problem.examples, otypes=[np.int64])(rnd.ids)
         change = None if beside is None or buffers is None else beside - buffers
-        found = fixed_point_mean(
-            chain.secure, up, self.method.statistics, change, np.array(examples)
-        )
-        states = after(self.method, leaked(self.method, before, rnd), new, down, found.counted, rnd)
+        fixed = FixedPoint.of(privacy, self.method.statistics)
+        counted, mean, changed, clipped, length = fixed_point_mean(fixed, up, change, examples)
+        states = after(self.method, leaked(self.method, before, rnd), new, down, counted, rnd)
         self.states.put(rnd.rows, states)
-        sent, received = bytes_of_round(cohort, found.length, chain.secure)
-        clipped = clipped_values(found.clipped, chain.secure) if found.clipped else ""
+        sent, received = bytes_of_round(cohort, length, privacy)
+        told = Event("other", None, clipped_values(clipped, privacy))
         return Replies(
             np.arange(cohort),
-            weighted(found.mean, rnd),
-            None if buffers is None or found.change is None else buffers + found.change,
+            weighted(mean, rnd),
+            None if buffers is None or changed is None else buffers + changed,
             sent + base + 0 * rnd.ids,
             np.full(rnd.ids.shape, received),
-            (Event("other", None, clipped),) if clipped else (),
+            (told,) if clipped else (),
         )
 
     def _work(self, rnd: Round, down: Any, buffers: Vector | None, how: Simulate) -> Answer:
@@ -299,24 +290,16 @@ class Simulator:
             return one_by_one(self.states.take(rnd.rows, rnd.ids.shape), down, buffers, rnd)
         parts = np.array_split(np.arange(cohort), len(self._pool))
         shares = [rnd.subset(part) for part in parts if len(part)]
-        return _joined(
-            self._pool.map(
-                [
-                    (self.states.take(share.rows, share.ids.shape), down, buffers, share)
-                    for share in shares
-                ]
-            )
-        )
+        states = [self.states.take(share.rows, share.ids.shape) for share in shares]
+        tasks = [(own, down, buffers, one) for own, one in zip(states, shares, strict=True)]
+        return _joined(self._pool.map(tasks))
 
     def close(self) -> None:
-        """End the worker processes and close the files of the clients' states, where there are any."""
+        """Ends the worker processes and closes the files of the clients' states, if any."""
         self.states.close()
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-    def __enter__(self) -> Simulator:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -324,31 +307,6 @@ class Simulator:
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
         return self.states.take_all(self.shape)
-
-    def save(self) -> wire.Arrays:
-        """What a checkpoint must hold of the clients."""
-        return self.states.save()
-
-    def saved(self) -> None:
-        """The checkpoint with what `save` gave is on disk."""
-        self.states.saved()
-
-    def load(self, arrays: wire.Arrays) -> None:
-        """Go back to what `save` gave."""
-        self.states.load(arrays)
-
-
-def _events(rnd: Round, outliers: list[Outlier]) -> tuple[Event, ...]:
-    """Seeds that are computed together leave out the same places."""
-    return tuple(
-        Event(
-            "left out",
-            int(rnd.ids[run, place]),
-            why,
-            rnd.seeds[run] if len(rnd.seeds) > 1 else None,
-        )
-        for run, place, why in outliers
-    )
 
 
 def _one_by_one(

@@ -2,20 +2,15 @@
 
 Each field of a client state is a table with one row per client and run; `take` and `put` move the rows of a cohort, so
 that a round costs what its clients do and not what all of them do. No client's copy of x is stored: it equals the
-server's x of an earlier round. On disk the table is a sparse file, so a client that never took part uses neither memory
-nor disk space.
-
-A killed run resumes to the same bits. Before a row first changes after a checkpoint, its old value is written to the
-journal of that checkpoint. Loading a checkpoint undoes its own journal and all later ones.
+server's x of an earlier round. A client that never took part uses neither memory nor disk space.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +20,12 @@ import torch
 
 from fedspan.core import system
 from fedspan.core.errors import CheckpointError, SpecError
-from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at, write_atomic
+from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at
 from fedspan.core.layout import Vector
 from fedspan.core.wire import Arrays, check_forms
 
 Rows = npt.NDArray[np.int64]
-LARGE = 1 << 22  # numbers of a state that is not copied to be read
-COPIED = 1 << 20  # bytes of a row that are copied to the journal at once
+HEADER = 8  # bytes of a file before its rows: the number of its run
 
 
 class ClientStates:
@@ -84,7 +78,7 @@ class ClientStates:
         return self.kind(**parts, **fixed)
 
     def put(self, rows: Rows, states: Any) -> None:
-        """Overwrite the states of rows."""
+        """Overwrites the states of rows."""
         for name, table in self.tables.items():
             table.put(rows, getattr(states, name).flatten(0, 1))
 
@@ -97,11 +91,8 @@ class ClientStates:
 
     def save(self) -> Arrays:
         """What a checkpoint must hold to return to this moment: a few arrays, however many clients there are."""
-        return {
-            f"{name}.{part}": array
-            for name, table in self.tables.items()
-            for part, array in table.save().items()
-        }
+        tables = {name: table.save() for name, table in self.tables.items()}
+        return {f"{name}.{part}": one for name, own in tables.items() for part, one in own.items()}
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -109,13 +100,13 @@ class ClientStates:
             table.saved()
 
     def load(self, saved: Arrays) -> None:
-        """Return to the moment of a `save`; other arrays are left alone."""
+        """Returns to the moment of a `save`; other arrays are left alone."""
         for name, table in self.tables.items():
             own = (key for key in saved if key.startswith(f"{name}."))
             table.load({key.removeprefix(f"{name}."): saved[key] for key in own})
 
     def close(self) -> None:
-        """Close the files, if any, so that they can be deleted on every system."""
+        """Closes the files, if any, so that they can be deleted on every system."""
         for table in self.tables.values():
             table.close()
 
@@ -156,16 +147,14 @@ class InMemory:
 
     def take(self, rows: Rows) -> torch.Tensor:
         places = self._places(rows)
-        if (
-            len(rows) == 1 and self.values.shape[1] >= LARGE
-        ):  # the state of a large model is not copied
-            return self.values[int(places) : int(places) + 1]
+        if len(rows) == 1:  # a large model's state is not copied
+            return self.values[int(places) :][:1]
         return self.values.index_select(0, places)
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
         places = self._places(rows)
-        if len(rows) == 1 and self.values.shape[1] >= LARGE:
-            self.values[int(places)].copy_(values[0])  # nothing where it was changed in place
+        if len(rows) == 1:
+            self.values[int(places)] = values[0]  # nothing where it was changed in place
         else:
             self.values.index_copy_(0, places, values)
 
@@ -214,189 +203,126 @@ class InMemory:
 
 
 class OnDisk:
-    """Rows in a sparse file.
+    """Rows in the slots of a file, in the order in which they were written.
 
-    A checkpoint holds the number of the journal that leads back to it and a checksum of every row. A row that is not
-    what the checkpoint says, because of a damaged or foreign file, is refused when it is read.
+    A slot that a checkpoint holds is not written again until a later checkpoint is on disk: a row that changes moves
+    to a free slot. So a killed run finds the rows of its last checkpoint. The checkpoint holds the slot and a checksum
+    of every row; a row that is not what it says, because of a damaged or foreign file, is refused when it is read.
     """
 
     def __init__(
-        self,
-        path: Path,
-        first: torch.Tensor,
-        count: int,
-        *,
-        resume: bool,
-        own: bool = False,
+        self, path: Path, first: torch.Tensor, count: int, *, resume: bool, own: bool = False
     ) -> None:
         if path.exists() and not resume and not own:
             raise SpecError(
                 f"{str(path)!r} holds states of an earlier run; resume that run or choose another directory"
             )
-        if first.any():
-            raise SpecError(
-                "states on disk start at zero, but those of this method do not; keep them in memory"
-            )
-        self.own = own  # in the run's own directory: what is there without a checkpoint is of no use to anyone
-        self.path, self.count, self.dtype = path, count, first.dtype
-        self.size, self.row_bytes = first.shape[-1], first.shape[-1] * first.itemsize
-        self.checksums = np.zeros(count, np.int64)  # 0: the row was never written
-        self.id = int.from_bytes(secrets.token_bytes(7), "little")
-        self.file = self.journal = -1  # opened when there is something to write
+        self.path, self.first, self.count, self.own = path, first.reshape(-1), count, own
+        self.row_bytes = self.first.numel() * self.first.itemsize
+        self.places = np.full(count, -1, np.int64)  # the slot of each row; -1: it was never written
+        self.checksums = np.zeros(count, np.int64)
+        self.end, self.free = 0, list[int]()  # slots of the file, and those that hold nothing
+        self.kept = set[int]()  # slots of the last checkpoint on disk, and of later ones
+        self.id = secrets.randbits(56)
+        self.file = -1  # opened when there is something to write
 
     def __del__(self) -> None:
-        if hasattr(self, "journal"):
+        if hasattr(self, "file"):
             self.close()
 
     def close(self) -> None:
-        """Close the files, so that they can be deleted on every system."""
-        for file in (self.file, self.journal):
-            if file >= 0:
-                os.close(file)
-        self.file = self.journal = -1
+        if self.file >= 0:
+            os.close(self.file)
+        self.file = -1
 
     def take(self, rows: Rows) -> torch.Tensor:
         if len(rows) == 1:  # a large model's state is not copied
             return self._read(int(rows[0])).unsqueeze(0)
         return torch.stack([self._read(row) for row in rows.tolist()])
 
-    def put(self, rows: Rows, values: torch.Tensor) -> None:
-        with disk_errors(self.path):
-            if self.file < 0:
-                self._create()
-            for row, value in zip(rows.tolist(), values, strict=True):
-                start = row * self.row_bytes
-                if row not in self.journaled:
-                    self.journal_end += write_at(
-                        self.journal, row.to_bytes(8, "little"), self.journal_end
-                    )
-                    for part in range(start, start + self.row_bytes, COPIED):
-                        old = read_at(self.file, min(COPIED, start + self.row_bytes - part), part)
-                        self.journal_end += write_at(self.journal, old, self.journal_end)
-                    self.journaled.add(row)
-                raw = value.contiguous().view(torch.uint8).numpy().data
-                write_at(self.file, raw, start)
-                self.checksums[row] = self._checksum(row, raw)
-
     def take_all(self) -> torch.Tensor:
         return self.take(np.arange(self.count))
 
-    def save(self) -> Arrays:
-        """Starts a new journal; those before it stay until `saved`."""
+    def put(self, rows: Rows, values: torch.Tensor) -> None:
         with disk_errors(self.path):
-            if self.file < 0:
-                self._create()
-            system.flush(self.journal)
+            self._create()
+            for row, value in zip(rows.tolist(), values, strict=True):
+                place = int(self.places[row])
+                if place < 0 or place in self.kept:
+                    place = self.free.pop() if self.free else self.end
+                    self.end = max(self.end, place + 1)
+                raw = value.contiguous().view(torch.uint8).numpy().data
+                write_at(self.file, raw, HEADER + place * self.row_bytes)
+                self.places[row], self.checksums[row] = place, self._checksum(row, raw)
+
+    def save(self) -> Arrays:
+        with disk_errors(self.path):
+            self._create()
             system.flush(self.file)
-            self._open_journal(self.number + 1)
-        rows = np.flatnonzero(self.checksums)
-        return {
-            "journal": torch.tensor([self.id, self.number]),
-            "rows": torch.from_numpy(rows),
-            "checksums": torch.from_numpy(self.checksums[rows]),
-        }
+        rows = np.flatnonzero(self.places >= 0)
+        self.latest = set(self.places[rows].tolist())
+        self.kept |= self.latest
+        found = {"rows": rows, "places": self.places[rows], "checksums": self.checksums[rows]}
+        return {"id": torch.tensor([self.id])} | {k: torch.from_numpy(v) for k, v in found.items()}
 
     def saved(self) -> None:
-        """The checkpoint of the last `save` is on disk: the journals before it are not needed any more."""
-        for number in self._journals():
-            if number < self.number:
-                remove(self._journal_path(number))
+        self.kept = self.latest
+        used = self.kept.union(self.places[self.places >= 0].tolist())
+        self.free = [place for place in range(self.end) if place not in used]
 
     def load(self, saved: Arrays) -> None:
-        """Undoes all journals since the save, the latest first."""
         none = torch.zeros(0, dtype=torch.int64)
-        check_forms(saved, {"journal": none.new_zeros(2), "rows": none, "checksums": none})
-        check_rows(saved["rows"], len(saved["checksums"]), self.count)
-        self.id, number = saved["journal"].tolist()
-        if number < 0:
+        like = {"id": none.new_zeros(1), "rows": none, "places": none, "checksums": none}
+        check_forms(saved, like)
+        (self.id,), rows = saved["id"].tolist(), saved["rows"].numpy()
+        self.close()
+        try:
+            self.file = system.open_bytes(self.path, os.O_RDWR)
+            found = int.from_bytes(read_at(self.file, HEADER, 0), "little")
+            slots = (os.fstat(self.file).st_size - HEADER) // self.row_bytes
+        except OSError:
             raise CheckpointError(
-                f"the checkpoint is damaged: {number} is the number of no journal; start the run again"
+                f"the states in {str(self.path)!r} are missing; put them back, or start the run again"
+            ) from None
+        if found != self.id:
+            raise CheckpointError(
+                f"{str(self.path)!r} holds states of another run, or is damaged; put back those of this run, or start "
+                "it again"
             )
-        self.checksums = np.zeros(self.count, np.int64)
-        self.checksums[saved["rows"].numpy()] = saved["checksums"].numpy()
-        with disk_errors(self.path):
-            self.close()
-            self._open()
-            for later in sorted((one for one in self._journals() if one >= number), reverse=True):
-                for row, old in reversed(list(self._read_journal(later))):
-                    write_at(self.file, old, row * self.row_bytes)
-                system.flush(self.file)
-                remove(self._journal_path(later))
-            self._open_journal(number)
+        for name, most in (("rows", self.count), ("places", slots)):
+            check_rows(saved[name], len(saved["checksums"]), most)
+        self.places, self.checksums = (
+            np.full(self.count, -1, np.int64),
+            np.zeros(self.count, np.int64),
+        )
+        self.places[rows], self.checksums[rows] = saved["places"], saved["checksums"]
+        self.latest, self.end = set(saved["places"].tolist()), slots
+        self.saved()
 
     def _create(self) -> None:
+        if self.file >= 0:
+            return
         make_dir(self.path.parent)
-        if self.own:
+        if self.own:  # what is there without a checkpoint is of no use to anyone
             remove(self.path)
         self.file = system.open_bytes(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, private=True)
-        system.make_sparse(self.file)
-        write_at(self.file, b"\0", self.count * self.row_bytes - 1)
-        write_atomic(self._about_path(), json.dumps(self._about()).encode(), private=True)
-        for number in self._journals():  # of an earlier run, whose states were deleted
-            remove(self._journal_path(number))
-        self._open_journal(0)
-
-    def _open(self) -> None:
-        """Opens the file of an earlier process, if it is the one that the checkpoint was made with."""
-        try:
-            about = json.loads(self._about_path().read_bytes())
-            self.file = system.open_bytes(self.path, os.O_RDWR)
-        except (OSError, ValueError):
-            raise CheckpointError(
-                f"the states in {str(self.path)!r} are missing or damaged; put them back, or start the run again"
-            ) from None
-        if about != self._about() or os.fstat(self.file).st_size != self.count * self.row_bytes:
-            raise CheckpointError(
-                f"{str(self.path)!r} holds states of another run; put back those of this run, or start it again"
-            )
-
-    def _about(self) -> dict[str, object]:
-        return {"id": self.id, "rows": self.count, "size": self.size, "dtype": str(self.dtype)}
-
-    def _about_path(self) -> Path:
-        return self.path.with_suffix(".json")
-
-    def _journals(self) -> list[int]:
-        files = [
-            file.name.rsplit("-", 1)[1]
-            for file in self.path.parent.glob(f"{self.path.stem}.journal-*")
-        ]
-        return [int(number) for number in files if number.isdecimal()]
-
-    def _journal_path(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.stem}.journal-{number}")
-
-    def _open_journal(self, number: int) -> None:
-        if self.journal >= 0:
-            os.close(self.journal)
-        self.number, self.journal_end, self.journaled = number, 0, set[int]()
-        path = self._journal_path(number)
-        self.journal = system.open_bytes(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, private=True)
-
-    def _read_journal(self, number: int) -> Iterator[tuple[int, bytes]]:
-        """(row, old value). An entry that a crash cut short was never followed by a change of its row."""
-        length = 8 + self.row_bytes
-        with self._journal_path(number).open("rb") as file:
-            while len(entry := file.read(length)) == length:
-                row = int.from_bytes(entry[:8], "little")
-                if row < self.count:  # else damaged: the row that it was of fails its checksum
-                    yield row, entry[8:]
+        write_at(self.file, self.id.to_bytes(HEADER, "little"), 0)
 
     def _checksum(self, row: int, raw: bytes | bytearray | memoryview) -> int:
-        digest = hashlib.blake2b(
-            raw, digest_size=8, salt=(self.id ^ row << 64).to_bytes(16, "little")
-        )
-        return int.from_bytes(digest.digest(), "little", signed=True) or 1
+        salt = (self.id ^ row << 64).to_bytes(16, "little")
+        digest = hashlib.blake2b(raw, digest_size=8, salt=salt).digest()
+        return int.from_bytes(digest, "little", signed=True)
 
     def _read(self, row: int) -> torch.Tensor:
-        if not self.checksums[row]:
-            return torch.zeros(self.size, dtype=self.dtype)
-        raw = read_at(self.file, self.row_bytes, row * self.row_bytes)
+        place = int(self.places[row])
+        if place < 0:
+            return self.first.clone()
+        raw = read_at(self.file, self.row_bytes, HEADER + place * self.row_bytes)
         if self._checksum(row, raw) != self.checksums[row]:
             raise CheckpointError(
                 f"the state of client {row} in {str(self.path)!r} is damaged; put the file back, or start the run again"
             )
-        return torch.frombuffer(raw, dtype=self.dtype)
+        return torch.frombuffer(raw, dtype=self.first.dtype)
 
 
 Table = InMemory | OnDisk

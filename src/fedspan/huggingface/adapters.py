@@ -26,11 +26,12 @@ from fedspan.core.checkpoint import write_tensors
 from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.extras import needs
 from fedspan.core.layout import Vector
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import LinearMap
 from fedspan.nn.layers import is_transposed
 from fedspan.nn.projection_rules import ProjectionRule
 
 WEIGHTS = "adapter_model.safetensors"
+Pairs = dict[str, tuple[Tensor, Tensor]]
 NEGLIGIBLE = 1e-6  # singular values below this part of the largest are rounding
 
 
@@ -63,19 +64,19 @@ def export_round(
         SpecError: PEFT has no adapter for a tensor that is projected or trained.
 
     """
-    made = _Adapter(model)
-    named = dict(model.named_parameters())
+    named, full = dict(model.named_parameters()), dict[str, Tensor]()
+    pairs: Pairs = {}
     parts = z.detach().reshape(-1).cpu().split(list(P.sizes))
     for rule, factor, part in zip(rules, P.factors, parts, strict=True):
         if factor is None:
-            made.add(rule.name, named[rule.name].detach().cpu() + part.view(rule.shape))
+            full[rule.name] = named[rule.name].detach().cpu() + part.view(rule.shape)
         elif rule.how == "fused" and len(rule.shape) == 2 and not rule.also:
-            made.pairs[rule.layer] = part.view(-1, factor.rank), factor.columns()[0].mT
+            pairs[rule.layer] = part.view(-1, factor.rank), factor.columns()[0].mT
         else:
             raise SpecError(
                 f"{rule.name!r} is projected, and PEFT has no adapter for it; save the model with save_pretrained"
             )
-    made.write(Path(directory))
+    _write(Path(directory), model, pairs, full)
 
 
 def export_change(
@@ -95,12 +96,8 @@ def export_change(
     """
     if rank is not None:
         at_least("rank", rank, 1)
-    made, old = _Adapter(before), dict(before.named_parameters())
-    layers = {  # weights that PEFT can adapt → their layers
-        f"{name}.weight": name
-        for name, module in before.named_modules()
-        if type(module) in (nn.Linear, nn.Embedding) or is_transposed(module)
-    }
+    old, full = dict(before.named_parameters()), dict[str, Tensor]()
+    pairs: Pairs = {}
     error, size = 0.0, 0.0
     errors: dict[str, float] = {}
     for name, parameter in after.named_parameters():
@@ -111,20 +108,22 @@ def export_change(
         new, was = parameter.detach().cpu(), old[name].detach().cpu()
         if torch.equal(new, was):
             continue
-        if name in layers:
-            layer, delta = layers[name], new.double() - was.double()
-            if is_transposed(before.get_submodule(layer)):
-                delta = delta.mT
-            u, s, v = torch.linalg.svd(delta, full_matrices=False)
-            r = int((s > NEGLIGIBLE * s[0]).sum()) if rank is None else min(rank, len(s))
-            made.pairs[layer] = (u[:, :r] * s[:r]).to(new.dtype), v[:r].to(new.dtype)
-            left, whole = float(s[r:].square().sum()), float(delta.square().sum())
-            errors[layer] = (left / whole) ** 0.5
-            error, size = error + left, size + whole
-        else:
-            made.add(name, new)
-    made.write(Path(directory))
-    return Change((error / size) ** 0.5 if size else 0.0, errors, made.ranks())
+        layer, _, last = name.rpartition(".")
+        module = before.get_submodule(layer)
+        transposed = is_transposed(module)
+        if last != "weight" or not (transposed or type(module) in (nn.Linear, nn.Embedding)):
+            full[name] = new  # PEFT can adapt weights of these layers alone
+            continue
+        delta = new.double() - was.double()
+        u, s, v = torch.linalg.svd(delta.mT if transposed else delta, full_matrices=False)
+        r = int((s > NEGLIGIBLE * s[0]).sum()) if rank is None else min(rank, len(s))
+        pairs[layer] = (u[:, :r] * s[:r]).to(new.dtype), v[:r].to(new.dtype)
+        left, whole = float(s[r:].square().sum()), float(delta.square().sum())
+        errors[layer] = (left / whole) ** 0.5
+        error, size = error + left, size + whole
+    _write(Path(directory), before, pairs, full)
+    ranks = {layer: b.shape[1] for layer, (b, _) in pairs.items()}
+    return Change((error / size) ** 0.5 if size else 0.0, errors, ranks)
 
 
 def merge_adapter(model: nn.Module, directory: Path | str) -> nn.Module:
@@ -141,10 +140,7 @@ def merge_adapter(model: nn.Module, directory: Path | str) -> nn.Module:
     needs("nlp", "peft")
     from peft import PeftModel
 
-    if (
-        not (Path(directory) / WEIGHTS).is_file()
-        or not (Path(directory) / "adapter_config.json").is_file()
-    ):
+    if not all((Path(directory) / name).is_file() for name in (WEIGHTS, "adapter_config.json")):
         raise DataError(
             f"{str(directory)!r} has no adapter; it needs adapter_config.json and {WEIGHTS}"
         )
@@ -155,84 +151,68 @@ def merge_adapter(model: nn.Module, directory: Path | str) -> nn.Module:
     return merged
 
 
-class _Adapter:
-    """The contents of an adapter directory."""
+def _write(directory: Path, model: nn.Module, pairs: Pairs, full: dict[str, Tensor]) -> None:
+    """Writes adapter_config.json and adapter_model.safetensors, as PEFT reads them.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        # layer → (B, A): its weight changes by B A
-        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
-        self.biases: dict[str, Tensor] = {}  # layer → change
-        self.modules: dict[str, dict[str, Tensor]] = {}  # module → its tensors after training
+    Args:
+        directory: Where to write them.
+        model: The model that the adapter belongs to.
+        pairs: Layer → (B, A): its weight changes by B A.
+        full: Tensors after training that are trained in full: the bias of an adapted Linear is saved as a change,
+            others with their module.
+    """
+    needs("nlp", "peft")
+    from peft import LoraConfig
 
-    def ranks(self) -> dict[str, int]:
-        """The rank of each layer."""
-        return {layer: b.shape[1] for layer, (b, _) in self.pairs.items()}
-
-    def _tensors(self, path: str) -> dict[str, Tensor]:
-        state = self.model.get_submodule(path).state_dict()
-        return {name: tensor.detach().cpu() for name, tensor in state.items()}
-
-    def add(self, name: str, value: Tensor) -> None:
-        """Adds a tensor that is trained in full: the bias of a Linear as a change, others with their module."""
-        path, _, last = name.rpartition(".")
-        parent = self.model.get_submodule(path)
-        linear = type(parent) is nn.Linear or is_transposed(parent)
-        if last == "bias" and linear and path not in self.modules:
-            self.biases[path] = value - parent.get_parameter(last).detach().cpu()
-            return
-        if not path or any(True for _ in parent.children()):
+    biases: dict[str, Tensor] = {}  # layer → change
+    modules: dict[str, dict[str, Tensor]] = {}  # module → its tensors after training
+    for name, value in full.items():
+        layer, _, last = name.rpartition(".")
+        module = model.get_submodule(layer)
+        linear = type(module) is nn.Linear or is_transposed(module)
+        if last == "bias" and linear and layer in pairs:
+            biases[layer] = value - module.get_parameter(last).detach().cpu()
+            continue
+        if not layer or any(True for _ in module.children()):
             raise SpecError(
                 f"{name!r} is trained in full, and PEFT cannot save it by itself; save the model with save_pretrained"
             )
-        own = self.modules.setdefault(path, self._tensors(path))
-        own[last] = value
-        if path in self.biases:
-            own["bias"] = own["bias"] + self.biases.pop(path)
-
-    def write(self, directory: Path) -> None:
-        """Writes adapter_config.json and adapter_model.safetensors, as PEFT reads them."""
-        needs("nlp", "peft")
-        from peft import LoraConfig
-
-        for layer in [name for name in self.biases if name not in self.pairs]:
-            own = self._tensors(layer)  # its weight does not change: save the layer
-            self.modules[layer] = own | {"bias": own["bias"] + self.biases.pop(layer)}
-        if not self.pairs:
-            raise SpecError("no layer of the model has changed; there is nothing to export")
-        adapted = {name: self.model.get_submodule(name) for name in self.pairs}
-        tables = [name for name, layer in adapted.items() if isinstance(layer, nn.Embedding)]
-        if self.biases and tables:
-            raise SpecError(
-                f"PEFT has no adapter for {tables[0]!r} together with biases; freeze either, or use save_pretrained"
-            )
-        arrays: dict[str, Tensor] = {}
-        for layer, (b, a) in self.pairs.items():
-            name = f"base_model.model.{layer}"
-            if layer in tables:  # its two tensors are transposed
-                arrays |= {f"{name}.lora_embedding_A": b.mT, f"{name}.lora_embedding_B": a.mT}
-            else:
-                arrays |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
-            if self.biases:
-                arrays[f"{name}.lora_B.bias"] = self.biases.get(layer, b.new_zeros(b.shape[0]))
-        for module, tensors in self.modules.items():
-            arrays |= {f"base_model.model.{module}.{name}": one for name, one in tensors.items()}
-        ranks = self.ranks()
-        most = max(ranks.values())
-        others = {f"^{layer}": rank for layer, rank in ranks.items() if rank != most}
-        config: Any = LoraConfig(
-            r=most,
-            lora_alpha=most,
-            rank_pattern=others,
-            alpha_pattern=dict(others),
-            target_modules=list(self.pairs),
-            modules_to_save=list(self.modules) or None,
-            lora_bias=bool(self.biases),
-            fan_in_fan_out=any(map(is_transposed, adapted.values())),
-            inference_mode=True,
+        if layer not in modules:
+            modules[layer] = {key: one.cpu() for key, one in module.state_dict().items()}
+        modules[layer][last] = value
+    if not pairs:
+        raise SpecError("no layer of the model has changed; there is nothing to export")
+    adapted = {layer: model.get_submodule(layer) for layer in pairs}
+    tables = [layer for layer, module in adapted.items() if isinstance(module, nn.Embedding)]
+    if biases and tables:
+        raise SpecError(
+            f"PEFT has no adapter for {tables[0]!r} together with biases; freeze either, or use save_pretrained"
         )
-        directory.mkdir(parents=True, exist_ok=True)
-        write_tensors(
-            directory / WEIGHTS, {k: v.contiguous() for k, v in arrays.items()}, {"format": "pt"}
-        )
-        config.save_pretrained(str(directory))
+    arrays: dict[str, Tensor] = {}
+    for layer, (b, a) in pairs.items():
+        name = f"base_model.model.{layer}"
+        if layer in tables:  # its two tensors are transposed
+            arrays |= {f"{name}.lora_embedding_A": b.mT, f"{name}.lora_embedding_B": a.mT}
+        else:
+            arrays |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
+        if biases:
+            arrays[f"{name}.lora_B.bias"] = biases.get(layer, b.new_zeros(b.shape[0]))
+    for layer, tensors in modules.items():
+        arrays |= {f"base_model.model.{layer}.{key}": one for key, one in tensors.items()}
+    most = max(b.shape[1] for b, _ in pairs.values())
+    others = {f"^{layer}": b.shape[1] for layer, (b, _) in pairs.items() if b.shape[1] != most}
+    config: Any = LoraConfig(
+        r=most,
+        lora_alpha=most,
+        rank_pattern=others,
+        alpha_pattern=dict(others),
+        target_modules=list(pairs),
+        modules_to_save=list(modules) or None,
+        lora_bias=bool(biases),
+        fan_in_fan_out=any(map(is_transposed, adapted.values())),
+        inference_mode=True,
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    arrays = {name: one.contiguous() for name, one in arrays.items()}
+    write_tensors(directory / WEIGHTS, arrays, {"format": "pt"})
+    config.save_pretrained(str(directory))

@@ -40,7 +40,7 @@ def place_of(model: str) -> Path | None:
         return None
     if model == "minilm":
         sets.require([model])
-        found = importlib.util.find_spec(str(sets.find(model).package))
+        found = importlib.util.find_spec(sets.find(model).package)
         assert found is not None
         return Path((found.submodule_search_locations or [""])[0]) / "model"
     if model == "stories260k":
@@ -67,10 +67,10 @@ def load_model(
     place = place_of(model)
     auto: Any = getattr(transformers, f"AutoModelFor{kind}")
     with quietly(), torch_generator(seed), _readable(place, f"as a model for {kind}"):
+        config: Any
         if place is not None:
-            config: Any = transformers.AutoConfig.from_pretrained(
-                place, local_files_only=True, **settings
-            )
+            read = {"local_files_only": True} | settings
+            config = transformers.AutoConfig.from_pretrained(place, **read)
         elif kind == "CausalLM":
             own = {
                 "vocab_size": SPECIAL + 256,
@@ -80,30 +80,30 @@ def load_model(
             config = transformers.LlamaConfig(**(TINY | own | settings))
         else:
             config = transformers.BertConfig(**(TINY | {"vocab_size": WORDS} | settings))
-        for name in DROPOUTS:
-            if isinstance(getattr(config, name, None), float):
-                setattr(config, name, dropout)
-        if dropout and not any(getattr(config, name, None) for name in DROPOUTS):
+        named = [name for name in DROPOUTS if isinstance(getattr(config, name, None), float)]
+        for name in named:
+            setattr(config, name, dropout)
+        if dropout and not named:
             raise SpecError(
                 f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set"
             )
         if place is None:
             made: nn.Module = auto.from_config(config)
         else:
-            made = auto.from_pretrained(
-                place, config=config, local_files_only=True, use_safetensors=True
-            )
+            safe = {"local_files_only": True, "use_safetensors": True}
+            made = auto.from_pretrained(place, config=config, **safe)
     return made
 
 
 def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[list[int]]:
     """Texts as ids of a model's own tokenizer, with its marks of beginning and end, cut to `longest`."""
-    if place is None:
-        return [[BEGIN, *_words(text)][:longest] for text in texts]
+    if place is None:  # for every word a number by a hash of its text, the same on every machine
+        words = [[zlib.crc32(word.encode()) for word in text.lower().split()] for text in texts]
+        ids = [[BEGIN, *(SPECIAL + one % (WORDS - SPECIAL) for one in text)] for text in words]
+        return [one[:longest] for one in ids]
     with quietly():
-        found: list[list[int]] = _tokenizer(place)(
-            list(texts), truncation=True, max_length=longest
-        )["input_ids"]
+        read = _tokenizer(place)(list(texts), truncation=True, max_length=longest)
+    found: list[list[int]] = read["input_ids"]
     return found
 
 
@@ -111,9 +111,7 @@ def running(place: Path | None, texts: Sequence[str]) -> tuple[list[int], list[l
     """The mark of a beginning, where the tokenizer has one, and texts as ids, uncut and without marks."""
     if place is None:
         return [BEGIN], [[SPECIAL + byte for byte in text.encode()] for text in texts]
-    with (
-        quietly()
-    ):  # it would warn of texts that are longer than the model, and blocks are cut of them
+    with quietly():  # blocks are cut of texts that are longer than the model
         tokenizer = _tokenizer(place)
         begin = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
         return begin, tokenizer(list(texts), add_special_tokens=False)["input_ids"]
@@ -127,13 +125,6 @@ def _tokenizer(place: Path) -> Any:
         return transformers.AutoTokenizer.from_pretrained(place, local_files_only=True)
 
 
-def _words(text: str) -> list[int]:
-    """For every word a number by a hash of its text, the same on every machine."""
-    return [
-        SPECIAL + zlib.crc32(word.encode()) % (WORDS - SPECIAL) for word in text.lower().split()
-    ]
-
-
 @contextlib.contextmanager
 def _readable(place: Path | None, how: str) -> Iterator[None]:
     """Turn what the libraries raise on damaged files, bare exceptions among it, into one line."""
@@ -144,11 +135,11 @@ def _readable(place: Path | None, how: str) -> Iterator[None]:
     except Exception as error:
         if place is None:
             raise
-        first = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        first = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         why = f"it cannot be loaded {how}: {one_line(first)}"
-        named = next((name for name in NAMED if sets.here(name) and place_of(name) == place), None)
-        if named is not None:
-            raise sets.damaged(named, why) from None
+        for known in map(sets.find, NAMED):
+            if known.here() and place_of(known.name) == place:
+                raise known.damaged(why) from None
         raise DataError(f"`task.model` {str(place)!r}: {why}") from None
 
 

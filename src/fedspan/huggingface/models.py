@@ -66,15 +66,9 @@ def about(model: nn.Module) -> Pretrained:
         )
     vocabulary = int(hub.get_input_embeddings().weight.shape[0])
     by_word = kind == "causal" or name.endswith("ForMaskedLM")
+    labels = vocabulary if by_word else int(config.num_labels)
     positions = getattr(config, "max_position_embeddings", None)
-    return Pretrained(
-        kind,
-        takes,
-        vocabulary,
-        vocabulary if by_word else int(config.num_labels),
-        positions,
-        pad or 0,
-    )
+    return Pretrained(kind, takes, vocabulary, labels, positions, pad or 0)
 
 
 def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -104,13 +98,9 @@ def usual_metrics(known: Pretrained) -> tuple[str, ...]:
     """The metrics that a model of this kind is evaluated by."""
     if known.kind == "classes":
         return "accuracy", "f1_macro"
-    if not known.by_token:
-        return ()
-    return (
-        ("perplexity", "token_accuracy")
-        if known.labels == known.vocabulary
-        else ("token_accuracy",)
-    )
+    if known.by_token and known.labels == known.vocabulary:
+        return "perplexity", "token_accuracy"
+    return ("token_accuracy",) if known.by_token else ()
 
 
 def prepare(model: nn.Module, checkpointing: bool = False) -> nn.Module:
@@ -123,18 +113,13 @@ def prepare(model: nn.Module, checkpointing: bool = False) -> nn.Module:
 
 
 def _kind(model: nn.Module) -> Kind:
-    names = [c.__name__ for c in type(model).__mro__]  # a user's subclass has a name of its own
-    if any(name.endswith(CAUSAL) for name in names):
-        return "causal"
-    if any(name.endswith(TOKENS) for name in names):
-        return "tokens"
-    hub: Any = model
-    several = getattr(hub.config, "problem_type", None) in (
-        "regression",
-        "multi_label_classification",
-    )
-    classes = (
-        any(name.endswith("ForSequenceClassification") for name in names)
-        and hub.config.num_labels > 1
-    )
-    return "classes" if classes and not several else "other"
+    config: Any = model.config
+    several = ("regression", "multi_label_classification")
+    for base in type(model).__mro__:  # a user's subclass has a name of its own
+        if base.__name__.endswith(CAUSAL):
+            return "causal"
+        if base.__name__.endswith(TOKENS):
+            return "tokens"
+        if base.__name__.endswith("ForSequenceClassification") and config.num_labels > 1:
+            return "other" if getattr(config, "problem_type", None) in several else "classes"
+    return "other"

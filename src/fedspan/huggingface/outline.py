@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedspan.core.errors import DataError, SpecError, at_least
+from fedspan.core.errors import DataError, SpecError, at_least, one_line
 from fedspan.core.extras import needs
 from fedspan.huggingface.checkpoints import quietly
-from fedspan.huggingface.models import about, prepare
+from fedspan.huggingface.models import CAUSAL, about, prepare
 
 Batch = dict[str, torch.Tensor]
 
@@ -26,26 +26,34 @@ def outline(
     needs("nlp", "transformers")
     import transformers
 
-    config = _config(path)
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        what = "has no config.json" if path.is_dir() else "does not exist"
+        raise DataError(f"{str(path)!r} {what}; name a model's directory or its config.json")
+    try:
+        with quietly():
+            config: Any = transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise SpecError(
+            f"{str(file)!r} is no config that transformers knows: {one_line(str(error))}"
+        ) from None
+
     named = (getattr(config, "architectures", None) or [""])[0]
-    causal = named.endswith(("ForCausalLM", "LMHeadModel")) and labels is None
-    auto: Any = (
-        transformers.AutoModelForCausalLM
-        if causal
-        else transformers.AutoModelForSequenceClassification
-    )
+    kind = "classifier"
+    auto: Any = transformers.AutoModelForSequenceClassification
     if labels is not None:
         at_least("labels", labels, 1)
         config.num_labels = labels
+    elif named.endswith(CAUSAL):
+        kind, auto = "causal language model", transformers.AutoModelForCausalLM
     if getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0
-    kind = "causal language model" if causal else "classifier"
     try:
         with torch.device("meta"):
-            model = auto.from_config(config)
+            model: nn.Module = auto.from_config(config)
     except (ValueError, KeyError, ImportError) as error:
         raise SpecError(
-            f"{named or config.model_type} of {str(path)!r} cannot be loaded as a {kind}: {_line(error)}"
+            f"{named or config.model_type} of {str(path)!r} cannot be loaded as a {kind}: {one_line(str(error))}"
         ) from None
     return prepare(model.to(dtype).train(), checkpointing)
 
@@ -57,28 +65,7 @@ def batch_of(model: nn.Module, batch: int, length: int) -> Batch:
         raise SpecError(
             f"`length` {length} is more than the {known.positions} positions of the model"
         )
-    ids, mask = (fill(batch, length, dtype=torch.int64) for fill in (torch.zeros, torch.ones))
-    labels = torch.zeros_like(
-        ids if known.by_token else ids[:, 0]
-    )  # a column of its own, as in a real batch
-    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
-
-
-def _config(path: Path) -> Any:
-    from transformers import AutoConfig
-
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
-        what = "has no config.json" if path.is_dir() else "does not exist"
-        raise DataError(f"{str(path)!r} {what}; name a model's directory or its config.json")
-    try:
-        with quietly():
-            return AutoConfig.from_pretrained(str(file), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise SpecError(
-            f"{str(file)!r} is no config that transformers knows: {_line(error)}"
-        ) from None
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().strip("'\"").split("\n")[0].split(". ")[0]
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    # labels are a column of their own, as in a real batch
+    labels = torch.zeros_like(ids if known.by_token else ids[:, 0])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fedspan.core.errors import DataError
+from fedspan.core.errors import DataError, one_line
 from fedspan.core.metric import IGNORED
 from fedspan.huggingface.models import Pretrained
 from fedspan.nn.batches import Batch, ClientData
@@ -60,51 +60,54 @@ def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
     """The examples of one client for a Hugging Face model, from what a user gives; errors name it as `who`."""
     if isinstance(data, DataLoader):  # with its own way to make batches
         return of_loader(data, who)
-    columns = {name: column for name, column in _columns(data, who).items() if name in about.takes}
-    for name in ("input_ids", "labels"):
-        if name not in columns:
-            hint = (
-                " (a copy of 'input_ids' for a causal language model)" if name == "labels" else ""
-            )
+    given = {name: column for name, column in _columns(data, who).items() if name in about.takes}
+    for name, hint in (
+        ("input_ids", ""),
+        ("labels", " (a copy of 'input_ids' for a causal language model)"),
+    ):
+        if name not in given:
             raise DataError(
-                f"{who} has no column {name!r}{hint}; it has {', '.join(columns) or 'none'}"
+                f"{who} has no column {name!r}{hint}; it has {', '.join(given) or 'none'}"
             )
-    if not len(columns["input_ids"]):
+    rows = given["input_ids"]
+    if not len(rows):
         raise DataError(f"{who} has no examples; leave it out")
-    ids, fillers = columns["input_ids"], {"input_ids": about.pad, "labels": IGNORED}
-    ragged = not isinstance(ids, Tensor | np.ndarray) and len({len(row) for row in ids}) > 1
-    if ragged and "attention_mask" not in columns:
-        columns["attention_mask"] = [[1] * len(row) for row in ids]
-    filled = {
+    ragged = not isinstance(rows, Tensor | np.ndarray) and len({len(row) for row in rows}) > 1
+    if ragged and "attention_mask" not in given:
+        given["attention_mask"] = [[1] * len(row) for row in rows]
+    fillers = {"input_ids": about.pad, "labels": IGNORED}
+    columns = {
         name: _filled(column, fillers.get(name, 0), f"{who}: {name!r}")
-        for name, column in columns.items()
+        for name, column in given.items()
     }
-    _check(filled, about, who)
-    mask = filled.get("attention_mask", torch.ones_like(filled["input_ids"]))
-    lengths = mask.shape[1] - mask.ne(0).flip(1).int().argmax(
-        1
-    )  # up to the last token that is attended to
-    return Texts(filled, lengths, about)
+    _check(columns, about, who)
+    mask = columns.get("attention_mask", torch.ones_like(columns["input_ids"]))
+    # up to the last token that is attended to
+    lengths = mask.shape[1] - mask.ne(0).flip(1).int().argmax(1)
+    return Texts(columns, lengths, about)
 
 
 def _columns(data: Any, who: str) -> dict[str, Any]:
     """Name → values, whatever the data came as."""
-    if (columns := table_columns(data)) is not None:
-        data = {name: column.tolist() if isinstance(column, np.ndarray) and column.dtype == object else column
-                for name, column in columns.items()}  # fmt: skip
+    if (table := table_columns(data)) is not None:
+        data = {
+            name: list(column)
+            if isinstance(column, np.ndarray) and column.dtype == object
+            else column
+            for name, column in table.items()
+        }
+    elif isinstance(data, TensorDataset):
+        data = data.tensors
     elif isinstance(data, Dataset) and not isinstance(data, Mapping):
-        tensors = getattr(data, "tensors", None)
-        data = tuple(tensors) if tensors is not None else [data[i] for i in range(len(data))]  # type: ignore[arg-type]
+        data = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Mapping):
         data = {"input_ids": data[0], "labels": data[1]}
     if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
-        odd = next(
-            (number for number, row in enumerate(data) if row.keys() != data[0].keys()), None
-        )
-        if odd is not None:
-            raise DataError(
-                f"{who}: example {odd} has the keys {list(data[odd])}, the first has {list(data[0])}"
-            )
+        for number, row in enumerate(data):
+            if row.keys() != data[0].keys():
+                raise DataError(
+                    f"{who}: example {number} has the keys {list(row)}, the first has {list(data[0])}"
+                )
         data = {name: [row[name] for row in data] for name in data[0]}
     if not isinstance(data, Mapping):
         raise DataError(
@@ -122,24 +125,21 @@ def _filled(column: Any, filler: int, what: str) -> Tensor:
         else:
             rows = [torch.as_tensor(row) for row in column]
             flat = rows[0].dim() == 0
-            table = (
-                torch.stack(rows)
-                if flat
-                else pad_sequence(rows, batch_first=True, padding_value=filler)
-            )
+            table = torch.stack(rows) if flat else pad_sequence(rows, True, filler)
         return table if table.is_floating_point() else table.long()
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"{what} is not numbers that go into one table: {str(error).splitlines()[0]}"
+            f"{what} is not numbers that go into one table: {one_line(str(error))}"
         ) from None
 
 
 def _check(columns: Columns, about: Pretrained, who: str) -> None:
     """Refuse what the model would fail on in the middle of a round, or quietly learn nothing from."""
     ids, labels, mask = columns["input_ids"], columns["labels"], columns.get("attention_mask")
+    shape = tuple(ids.shape)
     if ids.dim() != 2 or ids.is_floating_point():
         raise DataError(
-            f"{who}: 'input_ids' must be whole numbers (examples, tokens), got {_seen(ids)}"
+            f"{who}: 'input_ids' must be whole numbers (examples, tokens), got {ids.dtype} of shape {shape}"
         )
     for name, column in columns.items():
         if len(column) != len(ids):
@@ -148,66 +148,33 @@ def _check(columns: Columns, about: Pretrained, who: str) -> None:
         raise DataError(
             f"{who} has texts of {ids.shape[1]} tokens; the model takes {about.positions}: truncate them"
         )
-    _within(
-        ids,
-        0,
-        about.vocabulary,
-        f"{who}: 'input_ids'",
-        "the vocabulary; is it the model's own tokenizer?",
-    )
-    if mask is not None and mask.shape != ids.shape:
-        raise DataError(
-            f"{who}: 'attention_mask' is {_size(mask)}, 'input_ids' {_size(ids)}; they must be alike"
-        )
-    if mask is not None and not mask.ne(0).any(1).all():
-        raise DataError(
-            f"{who}: example {int(mask.eq(0).all(1).int().argmax())} has nothing but padding"
-        )
-    if about.by_token:
-        _check_tokens(ids, labels, about, who)
-    elif about.kind == "classes":
-        if labels.dim() != 1 or labels.is_floating_point():
+    alike = {"attention_mask": mask, "labels": labels if about.by_token else None}
+    for name, other in alike.items():
+        if other is not None and other.shape != ids.shape:
             raise DataError(
-                f"{who}: 'labels' must be one class number an example, got {_seen(labels)}"
+                f"{who}: {name!r} has the shape {tuple(other.shape)}, 'input_ids' {shape}; they must be alike"
             )
-        _within(
-            labels,
-            0,
-            about.labels,
-            f"{who}: 'labels'",
-            "the classes; set num_labels when loading the model",
-        )
-
-
-def _check_tokens(ids: Tensor, labels: Tensor, about: Pretrained, who: str) -> None:
-    if labels.shape != ids.shape:
+    if mask is not None and len(empty := (~mask.ne(0).any(1)).nonzero()):
+        raise DataError(f"{who}: example {int(empty[0])} has nothing but padding")
+    if about.kind == "classes" and (labels.dim() != 1 or labels.is_floating_point()):
         raise DataError(
-            f"{who}: 'labels' is {_size(labels)}, 'input_ids' {_size(ids)}; they must be alike"
+            f"{who}: 'labels' must be one class number an example, got {labels.dtype} of shape {tuple(labels.shape)}"
         )
-    counted = labels != IGNORED
-    _within(
-        labels[counted],
-        0,
-        about.labels,
-        f"{who}: 'labels'",
-        f"what is predicted; {IGNORED} marks what is not",
-    )
-    predicted = counted[:, 1:] if about.kind == "causal" else counted
-    if not predicted.any(1).all():
-        raise DataError(
-            f"{who}: example {int((~predicted.any(1)).int().argmax())} has no token to predict; leave it out"
-        )
-
-
-def _within(values: Tensor, low: int, high: int, what: str, of: str) -> None:
-    wrong = values[(values < low) | (values >= high)]
-    if len(wrong):
-        raise DataError(f"{what} has {int(wrong[0])}, outside the {high} numbers of {of}")
-
-
-def _size(tensor: Tensor) -> str:
-    return " × ".join(map(str, tensor.shape))
-
-
-def _seen(tensor: Tensor) -> str:
-    return f"{_size(tensor) or 'one'} of {str(tensor.dtype).removeprefix('torch.')}"
+    bounds = [
+        ("input_ids", ids, about.vocabulary, "the vocabulary; is it the model's own tokenizer?")
+    ]
+    if about.by_token:
+        counted = labels != IGNORED
+        of = f"what is predicted; {IGNORED} marks what is not"
+        bounds.append(("labels", labels[counted], about.labels, of))
+        predicted = counted[:, 1:] if about.kind == "causal" else counted
+        if len(none := (~predicted.any(1)).nonzero()):
+            raise DataError(f"{who}: example {int(none[0])} has no token to predict; leave it out")
+    elif about.kind == "classes":
+        of = "the classes; set num_labels when loading the model"
+        bounds.append(("labels", labels, about.labels, of))
+    for name, values, high, of in bounds:
+        if len(wrong := values[(values < 0) | (values >= high)]):
+            raise DataError(
+                f"{who}: {name!r} has {int(wrong[0])}, outside the {high} numbers of {of}"
+            )

@@ -1,7 +1,4 @@
-"""Metrics of an evaluation, one file each; the file's name is the name in a spec and in `fit(metrics=[…])`.
-
-Where torchmetrics has the metric, it is computed by torchmetrics, which is imported only then.
-"""
+"""Metrics of an evaluation, one file each; the file's name is the name in a spec and in `fit(metrics=[…])`."""
 
 from typing import TYPE_CHECKING
 

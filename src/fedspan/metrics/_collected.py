@@ -1,13 +1,11 @@
-"""What metrics share: they collect outputs and targets, and compute once, in float64."""
+"""What metrics share: they keep what they need of every batch, and compute once, in float64."""
 
 from __future__ import annotations
 
-import importlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,131 +14,164 @@ from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.metric import IGNORED, Metric
 
 Tensor = torch.Tensor
+BINS = 8192  # of scores, in the summary of a metric of ranks
 
 
-@dataclass(eq=False)
 class Collected(Metric):
-    """A metric of all outputs and targets at once."""
+    """A metric of what is kept of all batches: tensors, to which the rows of the next batch are appended."""
 
-    def __post_init__(self) -> None:
-        self.logits: bool | None = None  # whether one score per target is a logit; None: not known
-        self._kept: list[tuple[Tensor, Tensor]] = []
+    logits: bool | None = None  # whether one score per target is a logit; None: not known
+
+    def __init__(self) -> None:
+        self._kept: list[list[Tensor]] = []
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Keeps a batch."""
-        self._kept.append((outputs.detach().cpu(), targets.detach().cpu()))
+        """Keep what is needed of a batch."""
+        self._kept.append([part.cpu() for part in self.kept(outputs.detach(), targets.detach())])
+
+    def tensors(self) -> list[Tensor]:
+        """Return what was kept of all batches."""
+        return [torch.cat(parts) for parts in zip(*self._kept, strict=True)]
 
     def compute(self) -> float:
-        """The metric over all batches."""
-        outputs, targets = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
-        return float(self.value(outputs, targets))
+        """Return the metric over all batches."""
+        return float(self.value(*self.tensors()))
+
+    def summary(self) -> Tensor | None:
+        """Return numbers whose sums over several clients give the metric of all their examples.
+
+        None: only the examples themselves do.
+        """
+        return None
+
+    @staticmethod
+    def pooled(total: Tensor) -> float:
+        """Return the metric of all clients' examples, from the sum of their summaries."""
+        raise NotImplementedError
+
+    def kept(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is needed of a batch."""
+        return outputs, targets
 
     @abstractmethod
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
-        """The metric of these outputs and targets."""
+        """Return the metric of what was kept."""
 
 
-class Regression(Collected):
-    """A metric of numbers, by a function of torchmetrics: outputs and targets have as many."""
+class MeanOfExamples(Collected):
+    """A metric that is a mean over examples, or over their outputs or tokens."""
 
-    function: ClassVar[str]
+    def summary(self) -> Tensor:
+        """Return (sum, count)."""
+        outputs, targets = self.tensors()
+        count = torch.tensor(float(targets.numel()), dtype=torch.float64)
+        return torch.stack([torch.as_tensor(self.value(outputs, targets)).double() * count, count])
 
-    def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
-        """In float64."""
-        if outputs.numel() != targets.numel():
-            raise SpecError(
-                f"a metric of numbers needs one output per target, got {shapes(outputs, targets)}"
-            )
-        library = importlib.import_module("torchmetrics.functional.regression")
-        compute = getattr(library, self.function)
-        found: Tensor = compute(outputs.double().reshape(targets.shape), targets.double())
-        return found
+    @staticmethod
+    def pooled(total: Tensor) -> float:
+        """Return sum / count."""
+        return float(total[0] / total[1])
 
 
 class Labels(Collected):
     """A metric of predicted and true labels: of classes, of yes or no, or of several labels per example."""
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Keeps the predicted classes, or one score per target."""
-        targets = targets.flatten() if targets.dim() == 2 and targets.shape[1] == 1 else targets
-        super().update(
-            outputs.argmax(1) if by_class(outputs, targets) else one_score(outputs, targets),
-            targets,
-        )
+    def kept(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return classes where they count, or one score per target."""
+        targets = without_column(targets)
+        if by_class(outputs, targets):
+            counted = targets != IGNORED
+            return outputs.argmax(1)[counted], targets[counted]
+        scores = one_score(outputs, targets)
+        return (scores, targets) if targets.dim() == 2 else (scores.flatten(), targets.flatten())
 
-    def compute(self) -> float:
-        """Batches may differ in length, and some targets may not count."""
-        several = all(
-            targets.dim() == 2 and outputs.is_floating_point() for outputs, targets in self._kept
-        )
-        if not several:
-            counted = [targets != IGNORED for _, targets in self._kept]
-            self._kept = [(o[c], t[c]) for (o, t), c in zip(self._kept, counted, strict=True)]
-        return super().compute()
-
-    def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
-        """Yes is a logit above 0, or a probability above 0.5, of outputs and of targets alike."""
+    def labels(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return predicted and true labels: yes is a logit above 0, or a probability above 0.5."""
         if outputs.is_floating_point():
-            logits = (
-                self.logits
-                if self.logits is not None
-                else not bool(((outputs >= 0) & (outputs <= 1)).all())
-            )
-            outputs, targets = outputs > (0.0 if logits else 0.5), targets > 0.5
-        return self.of_labels(outputs.long(), targets.long())
+            outside = bool(((outputs < 0) | (outputs > 1)).any())
+            threshold = 0.0 if (outside if self.logits is None else self.logits) else 0.5
+            outputs, targets = outputs > threshold, targets > 0.5
+        return outputs.long(), targets.long()
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the metric of what was kept."""
+        return self.of_labels(*self.labels(outputs, targets))
 
     @abstractmethod
-    def of_labels(self, predicted: Tensor, actual: Tensor) -> Tensor | float:
-        """The metric of labels, (n,) or (n, labels)."""
+    def of_labels(self, predicted: Tensor, actual: Tensor) -> Tensor:
+        """Return the metric of labels, (n,) or (n, labels)."""
 
 
-class Ranking(Collected):
-    """A metric of how scores order examples, as the mean over classes or labels that occur and are not all there is.
+def by_ranks(outputs: Tensor, targets: Tensor, of: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """Return a metric of how scores order examples, as the mean over classes or labels that occur and are not all.
 
     Only the order of scores counts. Where the model has an output per class, a class is ranked by its log-odds
     z_k - log Σ_{j≠k} exp(z_j), which order examples as softmax does and never saturate.
-    """
 
-    needs: ClassVar[str] = "examples of at least two classes"  # where it is not NaN
+    Args:
+        outputs: What the model returned.
+        targets: What it should have been.
+        of: The metric of one class, from the numbers of examples in it and not in it at each score, lowest first.
+    """
+    found = []
+    for column, inside in ranked(outputs, targets):
+        if not 0 < int(inside.sum()) < len(inside):
+            continue
+        _, place, count = column.unique(return_inverse=True, return_counts=True)
+        positives = torch.bincount(place, weights=inside.double(), minlength=len(count))
+        known = bool(torch.isfinite(column).all())
+        found.append(float(of(positives, count - positives)) if known else math.nan)
+    return sum(found) / len(found) if found else math.nan
+
+
+def ranked(outputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return for each class or label the scores of the examples, and which of them are in it."""
+    if by_class(outputs, targets):
+        scores, targets = outputs.double().movedim(1, -1).flatten(0, -2), targets.flatten()
+        scores, targets = scores[targets != IGNORED], targets[targets != IGNORED]
+        classes = range(scores.shape[1])
+        if not are_probabilities(scores):
+            rest = [torch.cat([scores[:, :k], scores[:, k + 1 :]], 1) for k in classes]
+            scores = scores - torch.stack([others.logsumexp(1) for others in rest], 1)
+        there = torch.stack([targets == k for k in classes], 1)
+    else:
+        scores = one_score(outputs, targets).double().reshape(len(targets), -1)
+        there = (targets > 0.5).reshape(len(targets), -1)
+    return list(zip(scores.T, there.T, strict=True))
+
+
+class Ranks(Collected):
+    """A metric of how scores order examples; clients send how many examples of each kind have a score in each bin."""
+
+    needs = "examples of at least two classes"  # where it is not NaN
+    of: Callable[[Tensor, Tensor], Tensor]
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
-        """One class against the others, for each."""
-        outputs = outputs.double()
-        if by_class(outputs, targets):
-            outputs, targets = outputs.movedim(1, -1).flatten(0, -2), targets.flatten()
-            outputs, targets = outputs[targets != IGNORED], targets[targets != IGNORED]
-            columns = [(_log_odds(outputs, k), targets == k) for k in range(outputs.shape[1])]
-        else:
-            scores, there = (
-                part.reshape(len(targets), -1).T
-                for part in (one_score(outputs, targets), targets > 0.5)
-            )
-            columns = list(zip(scores, there, strict=True))
-        found = [self._of_column(*one) for one in columns if 0 < int(one[1].sum()) < len(one[1])]
+        """Return the metric of what was kept."""
+        return by_ranks(outputs, targets, type(self).of)
+
+    def summary(self) -> Tensor:
+        """Return for each class the examples in it, and not in it, by bins of their scores."""
+        found = []
+        for column, inside in ranked(*self.tensors()):
+            squeezed = column / (1 + column.abs())  # between −1 and 1, in the same order
+            bins = ((squeezed + 1) / 2 * BINS).clamp(0, BINS - 1).long()
+            found += [torch.bincount(bins[part], minlength=BINS) for part in (inside, ~inside)]
+        return torch.cat(found).double()
+
+    @classmethod
+    def pooled(cls, total: Tensor) -> float:
+        """Return the metric of the bins: the mean over the classes that occur and are not all."""
+        found = []
+        for both in total.reshape(-1, 2, BINS):
+            positives, negatives = both[:, both.any(0)]
+            if positives.any() and negatives.any():
+                found.append(float(cls.of(positives, negatives)))
         return sum(found) / len(found) if found else math.nan
-
-    def _of_column(self, scores: Tensor, there: Tensor) -> float:
-        if not torch.isfinite(scores).all():
-            return math.nan
-        _, place, count = scores.unique(return_inverse=True, return_counts=True)
-        positives = torch.bincount(place, weights=there.double(), minlength=len(count))
-        return self.of_ranks(positives, count - positives)
-
-    @abstractmethod
-    def of_ranks(self, positives: Tensor, negatives: Tensor) -> float:
-        """The metric of one class, from the numbers of examples in it and not in it at each score, lowest first."""
-
-
-def _log_odds(outputs: Tensor, k: int) -> Tensor:
-    """Scores of class k against the others; probabilities are scores already."""
-    if are_probabilities(outputs):
-        return outputs[:, k]
-    others = torch.cat([outputs[:, :k], outputs[:, k + 1 :]], 1)
-    return outputs[:, k] - others.logsumexp(1)
 
 
 def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool = False) -> float:
-    """What a function of one's own returns, if it is one number; a loss that trains returns it with a gradient."""
+    """Return what a function of one's own returns, if it is one number; a loss that trains must have a gradient."""
     try:
         value = call()
     except FedspanError:
@@ -149,13 +180,9 @@ def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool 
         raise SpecError(
             f"{what} must be a function of {arguments}; it fails with {one_line(error)}"
         ) from error
-    tensor = (
-        value
-        if trains or isinstance(value, Tensor)
-        else torch.as_tensor(np.asarray(value))
-        if _plain(value)
-        else None
-    )
+    tensor = value
+    if not trains and isinstance(value, bool | int | float | complex | np.ndarray | np.generic):
+        tensor = torch.as_tensor(np.asarray(value))
     if not isinstance(tensor, Tensor):
         found = "None" if value is None else f"a {type(value).__name__}"
     elif tensor.numel() != 1:
@@ -169,23 +196,33 @@ def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool 
     raise SpecError(f"{what} must return one number{' as a tensor' if trains else ''}, got {found}")
 
 
-def _plain(value: Any) -> bool:
-    return isinstance(value, bool | int | float | complex | np.ndarray | np.number | np.bool_)
-
-
 def are_probabilities(outputs: Tensor) -> bool:
-    """Whether the scores of all examples are class probabilities, and not logits."""
+    """Return whether the scores of all examples are class probabilities, and not logits."""
     ones = outputs.new_ones(())
     return bool((outputs >= 0).all()) and torch.allclose(outputs.sum(1), ones, atol=1e-5)
 
 
 def by_class(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether there is a score for each class."""
+    """Return whether there is a score for each class."""
     return outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1
 
 
+def numbers(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and targets of a metric of numbers, of which there are as many, in float64."""
+    if outputs.numel() != targets.numel():
+        raise SpecError(
+            f"a metric of numbers needs one output per target, got {shapes(outputs, targets)}"
+        )
+    return outputs.double().reshape(targets.shape), targets.double()
+
+
+def without_column(targets: Tensor) -> Tensor:
+    """Return targets in one column as flat ones."""
+    return targets.flatten() if targets.dim() == 2 and targets.shape[1] == 1 else targets
+
+
 def one_score(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One score per target, in the shape of the targets."""
+    """Return one score per target, in the shape of the targets."""
     if outputs.numel() != targets.numel():
         raise SpecError(
             f"targets must be class numbers or 0 and 1 for each output, got {shapes(outputs, targets)}"
@@ -199,5 +236,5 @@ def one_score(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def shapes(outputs: Tensor, targets: Tensor) -> str:
-    """The two shapes in words."""
+    """Return the two shapes in words."""
     return f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"

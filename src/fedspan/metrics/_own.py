@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,29 +13,20 @@ import torch
 from fedspan.core import tables
 from fedspan.core.errors import SpecError, shown
 from fedspan.core.metric import Metric, column_of, is_sklearn
-from fedspan.metrics._collected import Collected, are_probabilities, by_class, one_number
+from fedspan.metrics._collected import (
+    Collected,
+    are_probabilities,
+    by_class,
+    one_number,
+    without_column,
+)
 
 Tensor = torch.Tensor
+# Columns of every run, and names of a first argument that is the truth.
 RESERVED = (
-    "round",
-    "up_bytes",
-    "down_bytes",
-    "total_bytes",
-    "seconds",
-    "loss",
-    "training_loss",
-    "events",
-    "diverged",
-)
-TRUTHS = (
-    "y_true",
-    "true",
-    "target",
-    "targets",
-    "label",
-    "labels",
-    "actual",
-)  # names of a first argument
+    "round", "up_bytes", "down_bytes", "total_bytes", "seconds", "loss", "training_loss", "events", "diverged",
+)  # fmt: skip
+TRUTHS = ("y_true", "true", "target", "targets", "label", "labels", "actual")
 OF_PROBABILITIES = ("log_loss", "d2_log_loss_score")  # of scikit-learn, which call them y_pred
 
 
@@ -48,7 +39,9 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
             raise SpecError(
                 f"`metrics` {name!r} is the name of a column of every run; give it another name"
             )
-        if name in found and not _same(found[name], metric):
+        other = found.get(name, metric)
+        same = type(other) is type(metric) and repr(vars(other)) == repr(vars(metric))
+        if name in found and (not same or isinstance(metric, Own)):
             raise SpecError(
                 f"`metrics` {name!r} is there twice; give one of them another `__name__`"
             )
@@ -58,7 +51,7 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
 
 def _fresh(given: Any) -> Metric:
     if isinstance(given, str):
-        named: Metric = tables.as_choice("metric", given, "metrics")
+        named: Metric = tables.build("metric", given, "metrics")
         return named
     if isinstance(given, type) and issubclass(given, (Metric, *_torchmetrics())):
         try:
@@ -69,21 +62,10 @@ def _fresh(given: Any) -> Metric:
             ) from None
     if isinstance(given, Metric):
         return copy.deepcopy(given)
-    if isinstance(given, _torchmetrics()):
-        return Torchmetrics(given)
-    if callable(given):
-        return Function(given)
+    if callable(given):  # those of torchmetrics are
+        return Own(given)
     raise SpecError(
         f"`metrics` must be names, metrics or functions of (outputs, targets), got {shown(given)}"
-    )
-
-
-def _same(one: Metric, other: Metric) -> bool:
-    """Whether two metrics of a name are one: of a class of fedspan's, with the same settings."""
-    return (
-        type(one) is type(other)
-        and not isinstance(one, Function)
-        and repr(vars(one)) == repr(vars(other))
     )
 
 
@@ -93,29 +75,40 @@ def _torchmetrics() -> tuple[type, ...]:
     return () if library is None else (library.Metric,)
 
 
-class Function(Collected):
-    """A function of (outputs, targets), or of (targets, outputs) if its first argument is named `y_true` or so.
+class Own(Collected):
+    """A function or a metric of torchmetrics, of all examples at once.
 
+    A function is one of (outputs, targets), or of (targets, outputs) if its first argument is named `y_true` or so.
     Functions of `sklearn.metrics` get what the names of their arguments promise: predicted labels, scores or
-    probabilities.
+    probabilities. Metrics of torchmetrics get probabilities and whole labels where a logit is trained to tell yes from
+    no, and columns of one number as flat tensors.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, given: Any) -> None:
         super().__init__()
-        self.function = function
+        self.given = given
 
-    def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
-        """Return the value of the function for all outputs and targets."""
-        names, what = _arguments(self.function), f"`metrics` {column_of(self.function)}"
-        if not names or names[0] not in TRUTHS:
-            return one_number(lambda: self.function(outputs, targets), what, "(outputs, targets)")
-        inner = getattr(self.function, "func", self.function)
-        if is_sklearn(inner) and len(names) > 1:
-            wanted = "probabilities" if inner.__name__ in OF_PROBABILITIES else names[1]
-            outputs, targets = _for_sklearn(outputs, targets, wanted, self.logits)
-        return one_number(
-            lambda: self.function(targets, outputs), what, f"({', '.join(names[:2])})"
-        )
+    def value(self, outputs: Tensor, targets: Tensor) -> float:
+        """Return what it computes."""
+        given: Any = self.given
+        arguments = "(outputs, targets)"
+        names = _arguments(given)
+        if isinstance(given, _torchmetrics()):
+            given, arguments = copy.deepcopy(given), "(preds, target)"
+            given.reset()
+            if outputs.numel() == targets.numel() and outputs[0].numel() == 1:
+                outputs, targets = outputs.flatten(), targets.flatten()
+            if self.logits is not None:
+                outputs = outputs.sigmoid() if self.logits else outputs
+                targets = (targets > 0.5).long()
+        elif names and names[0] in TRUTHS:
+            inner = getattr(given, "func", given)
+            if is_sklearn(inner) and len(names) > 1:
+                wanted = "probabilities" if inner.__name__ in OF_PROBABILITIES else names[1]
+                outputs, targets = _for_sklearn(outputs, targets, wanted, self.logits)
+            outputs, targets, arguments = targets, outputs, f"({', '.join(names[:2])})"
+        what = f"`metrics` {column_of(given)}"
+        return one_number(lambda: given(outputs, targets), what, arguments)
 
 
 def _arguments(function: Any) -> list[str]:
@@ -132,16 +125,16 @@ def _for_sklearn(
     outputs: Tensor, targets: Tensor, wanted: str, logits: bool | None
 ) -> tuple[Tensor, Tensor]:
     """Return outputs as the argument `wanted` of a function of scikit-learn is meant, and flat targets."""
-    targets = targets.flatten() if targets.dim() == 2 and targets.shape[1] == 1 else targets
+    targets = without_column(targets)
     if by_class(outputs, targets):
         if wanted == "y_pred":
             return outputs.argmax(1), targets
         if outputs.shape[1] > 2 or wanted.startswith("prob"):
             return outputs if wanted == "pred_decision" else _probabilities(outputs), targets
-        second = (
-            outputs[:, 1].double() - outputs[:, 0]
-        )  # of two classes the second is the one that is scored
-        return _probabilities(outputs)[:, 1] if wanted.startswith("y_prob") else second, targets
+        # of two classes the second is the one that is scored
+        if wanted.startswith("y_prob"):
+            return _probabilities(outputs)[:, 1], targets
+        return outputs[:, 1].double() - outputs[:, 0], targets
     outputs = outputs.reshape(targets.shape)
     if logits is None:  # of numbers
         return outputs, targets
@@ -157,29 +150,3 @@ def _probabilities(outputs: Tensor) -> Tensor:
     if are_probabilities(outputs):
         return outputs / outputs.sum(1, keepdim=True)
     return outputs.softmax(1)
-
-
-class Torchmetrics(Collected):
-    """A metric of torchmetrics, computed on all examples at once.
-
-    It gets probabilities and whole labels where a logit is trained to tell yes from no, and columns of one number as
-    flat tensors.
-    """
-
-    def __init__(self, metric: Any) -> None:
-        super().__init__()
-        self.metric = copy.deepcopy(metric)
-
-    def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
-        """Return what it computes."""
-        if outputs.numel() == targets.numel() and outputs[0].numel() == 1:
-            outputs, targets = outputs.flatten(), targets.flatten()
-        if self.logits is not None:
-            outputs, targets = outputs.sigmoid() if self.logits else outputs, (targets > 0.5).long()
-
-        def call() -> Any:
-            self.metric.reset()
-            self.metric.update(outputs, targets)
-            return self.metric.compute()
-
-        return one_number(call, f"`metrics` {column_of(self.metric)}", "(preds, target)")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fedspan.core.registry import register
-from fedspan.metrics._collected import Labels
+from fedspan.metrics._collected import Labels, MeanOfExamples
 
 
 @register
-@dataclass(eq=False)
-class Accuracy(Labels):
+class Accuracy(MeanOfExamples, Labels):
     """Right labels / labels that count."""
 
     def of_labels(self, predicted: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fedspan.core.registry import register
-from fedspan.metrics._collected import Ranking
+from fedspan.metrics._collected import Ranks
+
+
+def auroc(positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
+    """Return the area under the curve, from the examples of each kind at each score."""
+    below = negatives.cumsum(0) - negatives / 2
+    return (positives * below).sum() / (positives.sum() * negatives.sum())
 
 
 @register
-@dataclass(eq=False)
-class AUROC(Ranking):
+class AUROC(Ranks):
     """Of one score, or the mean over classes, each against the others."""
 
-    def of_ranks(self, positives: torch.Tensor, negatives: torch.Tensor) -> float:
-        below = negatives.cumsum(0) - negatives / 2
-        return float((positives * below).sum() / (positives.sum() * negatives.sum()))
+    of = staticmethod(auroc)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fedspan.core.registry import register
-from fedspan.metrics._collected import Ranking
+from fedspan.metrics._collected import Ranks
+
+
+def precision(positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
+    """Return the mean precision of the positive examples, from the examples of each kind at each score."""
+    right, wrong = positives.flip(0), negatives.flip(0)
+    return (right * right.cumsum(0) / (right + wrong).cumsum(0)).sum() / right.sum()
 
 
 @register
-@dataclass(eq=False)
-class AveragePrecision(Ranking):
+class AveragePrecision(Ranks):
     """Of one score, or the mean over classes, each against the others."""
 
-    def of_ranks(self, positives: torch.Tensor, negatives: torch.Tensor) -> float:
-        right, wrong = positives.flip(0), negatives.flip(0)
-        precision = right.cumsum(0) / (right + wrong).cumsum(0)
-        return float((right * precision).sum() / right.sum())
+    of = staticmethod(precision)

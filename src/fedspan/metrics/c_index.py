@@ -6,8 +6,6 @@ observation ended before it (0). A pair counts if it is known who came first; eq
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from fedspan.core.errors import SpecError
@@ -18,7 +16,6 @@ ROWS = 1024  # compared with all others at a time
 
 
 @register
-@dataclass(eq=False)
 class CIndex(Collected):
     """Concordant pairs / comparable pairs."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import torch
 
 from fedspan.core.registry import register
-from fedspan.metrics._collected import Regression
+from fedspan.metrics._collected import MeanOfExamples, numbers
 
 
 @register
-@dataclass(eq=False)
-class MSE(Regression):
+class MSE(MeanOfExamples):
     """Over all outputs."""
 
-    higher_is_better: ClassVar[bool] = False
-    function: ClassVar[str] = "mean_squared_error"
+    higher_is_better = False
+
+    def value(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        outputs, targets = numbers(outputs, targets)
+        return (outputs - targets).square().mean()

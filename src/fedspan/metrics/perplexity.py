@@ -3,42 +3,48 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from fedspan.core.errors import SpecError
-from fedspan.core.metric import IGNORED, Metric
+from fedspan.core.metric import IGNORED
 from fedspan.core.registry import register
-from fedspan.metrics._collected import by_class, shapes
+from fedspan.metrics._collected import Collected, by_class, shapes
 
 HIGHEST = 700.0  # of a mean cross-entropy; e to more than that is not a number
 
 
 @register
-@dataclass(eq=False)
-class Perplexity(Metric):
+class Perplexity(Collected):
     """Of the tokens that count, each with the same weight."""
 
-    higher_is_better: ClassVar[bool] = False
+    higher_is_better = False
 
-    def __post_init__(self) -> None:
-        self._total, self._count = 0.0, 0
-
-    def update(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """Adds the cross-entropy of a batch."""
+    def kept(
+        self, outputs: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the cross-entropy of a batch, and its tokens."""
         if not by_class(outputs, targets) or targets.is_floating_point():
             raise SpecError(
                 f"`perplexity` needs a score per token and whole numbers as targets, got {shapes(outputs, targets)}"
             )
-        count = int((targets != IGNORED).sum())
-        if count:
-            scores = outputs.movedim(1, -1).flatten(0, -2).float()
-            mean = F.cross_entropy(scores, targets.flatten(), ignore_index=IGNORED)
-            self._total, self._count = self._total + float(mean) * count, self._count + count
+        count = (targets != IGNORED).sum()[None]
+        scores = outputs.movedim(1, -1).flatten(0, -2).float()
+        mean = F.cross_entropy(scores, targets.flatten(), ignore_index=IGNORED)  # nan of nothing
+        return torch.where(count > 0, mean.double() * count, 0.0), count
 
-    def compute(self) -> float:
-        """Over all batches."""
-        return math.exp(min(self._total / self._count, HIGHEST)) if self._count else math.nan
+    def value(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        """Return e to the sum over batches / tokens."""
+        count = int(targets.sum())
+        return math.exp(min(sum(outputs.tolist()) / count, HIGHEST)) if count else math.nan
+
+    def summary(self) -> torch.Tensor:
+        """Return the sum over tokens, and how many there are."""
+        sums, counts = self.tensors()
+        return torch.stack([sums.sum(), counts.sum().double()])
+
+    @staticmethod
+    def pooled(total: torch.Tensor) -> float:
+        """Return e to the sum / tokens."""
+        return math.exp(min(float(total[0] / total[1]), HIGHEST)) if total[1] else math.nan

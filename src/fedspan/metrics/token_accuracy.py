@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fedspan.core.registry import register
 from fedspan.metrics.accuracy import Accuracy
 
 
 @register
-@dataclass(eq=False)
 class TokenAccuracy(Accuracy):
     """Right tokens / tokens that count."""

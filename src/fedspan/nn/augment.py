@@ -10,50 +10,42 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from fedspan.core.config import Augment
-from fedspan.core.errors import FedspanError, SpecError, one_line, one_of, shown
+from fedspan.core.errors import SpecError, one_of, shown
+from fedspan.core.plugins import guarded
 from fedspan.nn.batches import Batch
 
 
 def augmentation(given: str | Augment | None) -> Augment | None:
-    """The function that a name stands for; a function stays what it is."""
+    """The function that a name stands for, or a user's own function, with its batches checked."""
     if given is None:
         return None
     if isinstance(given, str):
         one_of("augment", given, AUGMENT)
-    function = AUGMENT[given] if isinstance(given, str) else given
-    name = (
-        repr(given) if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
-    )
-    return functools.partial(_checked, function, f"`augment` {name}")
+        return functools.partial(_checked, AUGMENT[given], f"`augment` {given!r}")
+    name = getattr(given, "__name__", type(given).__name__)
+    return functools.partial(_checked, given, f"`augment` {name}")
 
 
 def _checked(function: Augment, what: str, batch: Batch, generator: torch.Generator) -> Batch:
     """The batch that a function makes of another; it must have the same parts, and all of them as many rows."""
-    try:
-        found = function(batch, generator)
-    except FedspanError:
-        raise
-    except Exception as error:
-        raise SpecError(
-            f"{what} must be a function of (batch, generator), and fails: {one_line(error)}"
-        ) from error
-    if isinstance(batch, Mapping):
-        if not isinstance(found, Mapping) or found.keys() != batch.keys():
-            raise SpecError(
-                f"{what} must return a batch with the columns {', '.join(batch)}, got {_shapes(found)}"
-            )
-        return found
-    same = isinstance(found, list | tuple) and [type(part) for part in found] == [
-        type(part) for part in batch
-    ]
-    if not same or len({len(part) for part in found if isinstance(part, torch.Tensor)}) > 1:
-        raise SpecError(
-            f"{what} must return a batch such as it gets, {_shapes(batch)}, got {_shapes(found)}"
-        )
-    return tuple(found)
+    call = functools.partial(function, batch, generator)
+    found = guarded(call, f"{what}, a function of (batch, generator), fails")
+    old, new = (
+        dict(one if isinstance(one, Mapping) else enumerate(one))
+        for one in (batch, found if isinstance(found, Mapping | list | tuple) else ())
+    )
+    rows = {len(part) for part in new.values() if isinstance(part, torch.Tensor)}
+    kinds = {key: type(part) for key, part in old.items()}
+    if kinds == {key: type(part) for key, part in new.items()} and len(rows) <= 1:
+        return found if isinstance(batch, Mapping) else tuple(found)
+    raise SpecError(
+        f"{what} must return a batch such as it gets, {_shapes(batch)}, got {_shapes(found)}"
+    )
 
 
 def _shapes(batch: Any) -> str:
+    if isinstance(batch, Mapping):
+        return f"a batch with the columns {', '.join(batch)}"
     if isinstance(batch, list | tuple):
         return f"({', '.join(_shapes(part) for part in batch)})"
     return f"a tensor {tuple(batch.shape)}" if isinstance(batch, torch.Tensor) else shown(batch)
@@ -64,7 +56,7 @@ def flip(batch: Batch, generator: torch.Generator) -> Batch:
     x, y = batch
     if x.dim() != 4:
         raise SpecError(
-            f"`augment` is for images, (channels, height, width) each; examples here are {tuple(x.shape[1:])}"
+            f"it is for images, (channels, height, width) each; examples here are {tuple(x.shape[1:])}"
         )
     which = torch.rand(len(x), generator=generator) < 0.5
     return torch.where(which.view(-1, 1, 1, 1).to(x.device), x.flip(3), x), y

@@ -17,7 +17,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,6 @@ Key = Callable[[int], int]  # the key of a pass, by its number
 CPU = torch.device("cpu")
 
 
-@runtime_checkable
 class ClientData(Protocol):
     """Examples that can be taken by number."""
 
@@ -68,6 +67,7 @@ class Items:
     data: Any
     collate: Callable[[list[Any]], Batch] = default_collate
     who: str = "a client"  # whose they are, for error messages
+    convert: Callable[[Batch, str], Batch] | None = None  # of a batch of `who`
 
     def __len__(self) -> int:
         return len(self.data)
@@ -77,7 +77,7 @@ class Items:
         rows: list[Any] = []
         try:
             rows.extend(self.data[i] for i in index.tolist())
-            return self.collate(rows)
+            batch = self.collate(rows)
         except FedspanError:
             raise
         except Exception as error:
@@ -85,6 +85,7 @@ class Items:
             if len(rows) < len(index):
                 what = f"example {int(index[len(rows)])} cannot be read"
             raise DataError(f"{self.who}: {what}: {one_line(error)}") from error
+        return batch if self.convert is None else self.convert(batch, self.who)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,16 +112,17 @@ class Loader:
         Where order is kept, `first` batches come before the round.
         """
         for number in itertools.count():
+            skipped, size = 0, len(self)
             if self.sampler is not None:
                 found = drawn_batches(self.sampler, key(number))
             else:
-                order = (
-                    torch.arange(len(self)) if self.ordered else permutation(key(number), len(self))
-                )
+                order = torch.arange(size) if self.ordered else permutation(key(number), size)
                 found = list(order.split(self.batch_size))
                 if self.drop_last and len(found[-1]) < self.batch_size:
                     found.pop()
-            yield from found[first % len(found) :] if self.ordered and number == 0 else found
+            if self.ordered and number == 0:
+                skipped = first % len(found)
+            yield from found[skipped:]
 
 
 class Clients(Sequence[Any]):

@@ -5,7 +5,7 @@ forward and backward passes are written by hand, products are batched over the c
 formulas are those of autograd; numbers agree to rounding. Convolutions and pooling take one client at a time, which
 keeps its activations in the cache, in channels-last order, in which pooling is several times as fast.
 
-The loss is a function of (model, batch) of the user's own. `loss_gradient` calls it with symbols instead of tensors: if
+The loss is a function of (model, batch) of the user's own. `known_loss` calls it with symbols instead of tensors: if
 all that it does is to apply the model to the inputs and `cross_entropy`, `mse_loss` or
 `binary_cross_entropy_with_logits` to the outputs and targets, its gradient is known. Anything else is left to autograd.
 """
@@ -13,7 +13,7 @@ all that it does is to apply the model to the inputs and `cross_entropy`, `mse_l
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,12 +22,15 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import Factor, LinearMap
+from fedspan.core.objective import Plus
+from fedspan.core.projector import Factor, LinearMap
 from fedspan.nn.layers import channels
 from fedspan.nn.module import lift
 
 FEW_CHANNELS = 4  # up to which unfolding the first layer's input is faster than torch's convolution
 LOSSES = (F.cross_entropy, F.mse_loss, F.binary_cross_entropy_with_logits)
+KnownLoss = tuple[Callable[..., Tensor], int]  # one of LOSSES, and the class that does not count
+Parts = tuple[Tensor, ...]  # (clients, examples, …) each
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,19 +55,16 @@ class Weight:
             return self.start + self.at
         return (self.start + lift(self.factor, self.at[0].movedim(-1, 1))).unsqueeze(0)
 
-    def take(self, gradient: Tensor) -> None:
-        """Takes the gradient."""
-        if self.grad is not None:
+    def take(self, gradient: Tensor, more: Tensor | None = None) -> None:
+        """Takes the gradient, or the product of two matrices per client as the gradient."""
+        if more is not None and self.grad is not None:
+            torch.bmm(gradient, more, out=self.grad)
+        elif more is not None:
+            self.at.baddbmm_(gradient, more, alpha=-self.lr)
+        elif self.grad is not None:
             self.grad.copy_(gradient)
         else:
             self.at.sub_(gradient, alpha=self.lr)
-
-    def take_product(self, a: Tensor, b: Tensor) -> None:
-        """Takes the gradient a b, matrices per client."""
-        if self.grad is not None:
-            torch.bmm(a, b, out=self.grad)
-        else:
-            self.at.baddbmm_(a, b, alpha=-self.lr)
 
 
 class Layer:
@@ -73,15 +73,13 @@ class Layer:
     first = False  # whether nothing before it is trained, so that no gradient is passed on
     alone = False  # whether it takes one client at a time
     dims: int | None = None  # axes of an example that it takes; None: any number
-    prefix: str | None = None  # of its parameters' names; None: it has none
-    w: Weight
+    w: Weight  # of a layer that is trained
     b: Weight | None
 
-    def bind(self, weights: dict[str, Weight]) -> None:
-        """Takes the weights of the point from which the next gradient is computed."""
-        self.w, self.b = weights[f"{self.prefix}weight"], weights.get(f"{self.prefix}bias")
+    def __init__(self, prefix: str | None = None) -> None:
+        self.prefix = prefix  # of its parameters' names; None: it has none
 
-    def seen(self, h: Tensor) -> tuple[Tensor, ...]:
+    def seen(self, h: Tensor) -> Parts:
         """What depends on the input and not on the point, so that the first layer forms it once per round."""
         return (h,)
 
@@ -90,14 +88,8 @@ class Layer:
         raise NotImplementedError
 
     def backward(self, d: Tensor) -> Tensor:
-        """Writes the gradients of the weights; returns that of the input."""
+        """Gives the gradients of the weights to them; returns that of the input."""
         raise NotImplementedError
-
-    def release(self) -> None:
-        """Drops what it keeps of the last pass."""
-        kept = [name for name, one in vars(self).items() if isinstance(one, Tensor | Weight)]
-        for name in kept:
-            delattr(self, name)
 
 
 class Flatten(Layer):
@@ -128,6 +120,7 @@ class MaxPool(Layer):
     alone, dims = True, 3
 
     def __init__(self, layer: nn.MaxPool2d) -> None:
+        super().__init__()
         sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
         self.how = (*((n, n) if isinstance(n, int) else n for n in sizes), layer.ceil_mode)
 
@@ -147,36 +140,32 @@ class Linear(Layer):
 
     dims = 1
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-
-    def seen(self, h: Tensor) -> tuple[Tensor, ...]:
-        if self.w.factor is None:
+    def seen(self, h: Tensor) -> Parts:
+        if self.w.factor is None or self.w.start is None:
             return (h,)
-        assert self.w.start is not None
         rows = h.reshape(1, -1, h.shape[-1])
         base = rows[0] @ self.w.start.mT
         return tuple(part.view(*h.shape[:2], -1) for part in (self.w.factor.down(rows), base))
 
     def forward(self, h: Tensor, *more: Tensor) -> Tensor:
         self.h = h  # h Pᵀ inside a subspace
-        self.full = self.w.value() if self.w.factor is None else None
         b = None if self.b is None else self.b.value().unsqueeze(1)
-        if self.full is not None:
+        if self.w.factor is None:
+            self.full = self.w.value()
             return torch.bmm(h, self.full.mT) if b is None else torch.baddbmm(b, h, self.full.mT)
         out = torch.baddbmm(more[0], h, self.w.at.mT)
         return out if b is None else out.add_(b)
 
     def backward(self, d: Tensor) -> Tensor:
         back = d
-        if not self.first and self.full is not None:
+        if self.first:
+            pass
+        elif self.w.factor is None or self.w.start is None:
             back = torch.bmm(d, self.full)
-        elif not self.first:
-            assert self.w.start is not None
-            assert self.w.factor is not None
+        else:
             outside = self.w.factor.up(torch.bmm(d, self.w.at).flatten(0, 1).unsqueeze(0))
             back = outside[0].addmm_(d.flatten(0, 1), self.w.start).view(*d.shape[:2], -1)
-        self.w.take_product(d.mT, self.h)
+        self.w.take(d.mT, self.h)
         if self.b is not None:
             self.b.take(d.sum(1))
         return back
@@ -186,104 +175,92 @@ class Conv(Layer):
     """A convolution with one client's weights."""
 
     alone, dims = True, 3
-    columns: Tensor | None = None  # the input's windows, if the convolution is a product
 
     def __init__(self, prefix: str, layer: nn.Conv2d) -> None:
-        self.prefix, self.size = prefix, layer.kernel_size
-        self.padding = cast(tuple[int, int], layer.padding)
+        super().__init__(prefix)
+        self.size, self.padding = layer.kernel_size, cast(tuple[int, int], layer.padding)
         self.how = (layer.stride, self.padding, layer.dilation, layer.groups)
-        self.few = layer.in_channels <= FEW_CHANNELS and layer.groups == 1
+        self.few = layer.in_channels <= FEW_CHANNELS and self.how[2:] == ((1, 1), 1)
 
     @property
     def _unfolds(self) -> bool:
+        """Whether the convolution is one product with the windows of its input."""
         return self.first and self.few and self.w.factor is None
 
-    def seen(self, h: Tensor) -> tuple[Tensor, ...]:
+    def seen(self, h: Tensor) -> Parts:
         if self._unfolds:
             top, left = self.padding
             return (F.pad(h[0], (left, left, top, top)).unsqueeze(0),)
         return (h[0].contiguous(memory_format=torch.channels_last).unsqueeze(0),)
 
     def forward(self, h: Tensor, *more: Tensor) -> Tensor:
+        self.h = h[0]
         self.full, bias = self.w.value()[0], None if self.b is None else self.b.value()[0]
         if not self._unfolds:
-            self.h, self.columns = h[0], None
             return F.conv2d(self.h, self.full, bias, *self.how).unsqueeze(0)
-        # One product with the windows of an input that is padded already.
-        x, (stride, _, dilation, _) = h[0], self.how
-        n, c, *space = x.shape
-        spans = zip(space, dilation, self.size, stride, strict=True)
-        rows, cols = ((m - d * (k - 1) - 1) // step + 1 for m, d, k, step in spans)
-        example, channel, row, col = x.stride()
-        by_window = (channel, row * dilation[0], col * dilation[1])
-        by_place = (example, row * stride[0], col * stride[1])
-        windows = x.as_strided(
-            (c, *self.size, n, rows, cols), by_window + by_place, x.storage_offset()
-        )
-        columns = self.columns = windows.reshape(c * self.size[0] * self.size[1], -1)
+        windows = self.h
+        for axis, (size, step) in enumerate(zip(self.size, self.how[0], strict=True), 2):
+            windows = windows.unfold(axis, size, step)
+        n, _, rows, cols, *_ = windows.shape
         kernel = self.full.flatten(1).mT
+        columns = self.h = windows.permute(1, 4, 5, 0, 2, 3).reshape(len(kernel), -1)
         out = columns.mT @ kernel if bias is None else torch.addmm(bias, columns.mT, kernel)
         return out.view(n, rows, cols, -1).permute(0, 3, 1, 2).unsqueeze(0)
 
     def backward(self, d: Tensor) -> Tensor:
-        delta = d[0].contiguous(memory_format=torch.channels_last)
+        delta, down = d[0].contiguous(memory_format=torch.channels_last), d[0]
         if self.b is not None:
             self.b.take(delta.sum((0, 2, 3)).unsqueeze(0))
-        if self.columns is not None:
-            product = self.columns @ delta.permute(0, 2, 3, 1).flatten(0, 2)
+        if self._unfolds:
+            product = self.h @ delta.permute(0, 2, 3, 1).flatten(0, 2)
             self.w.take(product.mT.reshape(self.w.at.shape))
             return d
-        down = None
         if self.w.factor is None:
-            down, weight, _ = self._back(delta, self.h, self.full, [not self.first, True, False])
-            self.w.take(weight.unsqueeze(0))
+            down, weight, _ = self._back(delta, self.h, self.full, not self.first, True)
         else:
             if not self.first:
-                down = self._back(delta, self.h, self.full, [True, False, False])[0]
+                down = self._back(delta, self.h, self.full, True, False)[0]
             narrow = channels(self.w.factor, self.how[3])(self.h)
             shape = delta.new_empty(1).expand(self.w.at[0].movedim(-1, 1).shape)
-            inner = self._back(delta, narrow, shape, [False, True, False])[1]
-            self.w.take(inner.movedim(1, -1).unsqueeze(0))
-        return d if down is None else down.unsqueeze(0)
+            weight = self._back(delta, narrow, shape, False, True)[1].movedim(1, -1)
+        self.w.take(weight.unsqueeze(0))
+        return d if self.first else down.unsqueeze(0)
 
-    def _back(self, delta: Tensor, h: Tensor, weight: Tensor, which: list[bool]) -> Any:
+    def _back(self, delta: Tensor, h: Tensor, weight: Tensor, *which: bool) -> Any:
+        """The gradients by the input and by the weight, those of them that are asked for."""
         *how, groups = self.how
         return torch.ops.aten.convolution_backward(
-            delta, h, weight, None, *how, False, [0, 0], groups, which
+            delta, h, weight, None, *how, False, [0, 0], groups, [*which, False]
         )
 
 
-@dataclass(frozen=True)
-class LossGradient:
+def fits(loss: KnownLoss, targets: Tensor, width: int) -> bool:
+    """Whether the gradient of a loss is known for targets (examples, …) of outputs `width` wide."""
+    if loss[0] is F.cross_entropy:
+        return targets.dtype == torch.int64 and targets.dim() == 1
+    return targets.shape[1:] == (width,)
+
+
+def of_targets(loss: KnownLoss, targets: Tensor, batch: int, dtype: torch.dtype) -> Parts:
+    """What the gradients of a round's batches need of its targets (clients, examples, …)."""
+    function, ignored = loss
+    if function is not F.cross_entropy:
+        return (targets,)
+    counted = targets != ignored
+    sums = counted.unflatten(1, (-1, batch)).sum(-1).to(dtype)
+    share = counted / sums.repeat_interleave(batch, 1)
+    places = targets.where(counted, 0).unsqueeze(-1)
+    return places, share.nan_to_num_().unsqueeze(-1), torch.full(places.shape, -1, dtype=dtype)
+
+
+def by_outputs(loss: KnownLoss, outputs: Tensor, targets: Tensor, *more: Tensor) -> Tensor:
     """The gradient of a mean loss by the outputs, for a whole cohort."""
-
-    loss: Callable[..., Tensor]  # one of `LOSSES`
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-
-    def fits(self, targets: Tensor, width: int) -> bool:
-        """Whether the formula holds for targets (clients, examples, …) of outputs `width` wide."""
-        if self.loss is F.cross_entropy:
-            return targets.dtype == torch.int64 and targets.dim() == 2 and not self.label_smoothing
-        return targets.dim() == 3 and targets.shape[2] == width
-
-    def ready(self, targets: Tensor, batch: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """What the gradients of a round's batches need of its targets."""
-        if self.loss is not F.cross_entropy:
-            return (targets,)
-        counted = targets != self.ignore_index
-        sums = counted.unflatten(1, (-1, batch)).sum(-1).to(dtype)
-        share = counted / sums.repeat_interleave(batch, 1)
-        places = targets.where(counted, 0).unsqueeze(-1)
-        return places, share.nan_to_num_().unsqueeze(-1), torch.full(places.shape, -1, dtype=dtype)
-
-    def __call__(self, outputs: Tensor, targets: Tensor, *more: Tensor) -> Tensor:
-        if self.loss is F.cross_entropy:  # (softmax − one-hot) / examples that count
-            share, less = more
-            return outputs.softmax(-1).scatter_add_(-1, targets, less).mul_(share)
-        if self.loss is F.mse_loss:
-            return (outputs - targets).mul_(2 / outputs[0].numel())
-        return outputs.sigmoid().sub_(targets).mul_(1 / outputs[0].numel())
+    if loss[0] is F.cross_entropy:  # (softmax − one-hot) / examples that count
+        share, less = more
+        return outputs.softmax(-1).scatter_add_(-1, targets, less).mul_(share)
+    if loss[0] is F.mse_loss:
+        return (outputs - targets).mul_(2 / outputs[0].numel())
+    return outputs.sigmoid().sub_(targets).mul_(1 / outputs[0].numel())
 
 
 class _Symbol:
@@ -300,8 +277,8 @@ class _Symbol:
         return function, bound.arguments
 
 
-def loss_gradient(loss: Callable[[Any, Any], Any]) -> LossGradient | None:
-    """The gradient of a loss that is known; None for any other."""
+def known_loss(loss: Callable[[Any, Any], Any]) -> KnownLoss | None:
+    """The loss as one whose gradient is known; None for any other."""
     inputs, outputs, targets = _Symbol(), _Symbol(), _Symbol()
 
     def model(x: Any) -> _Symbol:
@@ -313,93 +290,131 @@ def loss_gradient(loss: Callable[[Any, Any], Any]) -> LossGradient | None:
         function, given = loss(model, (inputs, targets))
     except Exception:  # whatever a function raises that needs a tensor
         return None
-    if given.pop("input") is not outputs or given.pop("target") is not targets:
-        return None
-    if given.pop("reduction") != "mean":
-        return None
-    ours = {name: given.pop(name) for name in ("ignore_index", "label_smoothing") if name in given}
-    if any(one is not None for one in given.values()):  # such as weights of classes
-        return None
-    return LossGradient(function, **ours)
+    ignored = given.pop("ignore_index", -100)
+    plain = {"input": outputs, "target": targets, "reduction": "mean", "label_smoothing": 0.0}
+    # others are such as weights of classes
+    alike = all(
+        value is plain.get(name) or value == plain.get(name) for name, value in given.items()
+    )
+    return (function, ignored) if alike else None
 
 
-@dataclass(frozen=True, eq=False)
-class Chain:
-    """The layers of a network in order, and what its outputs are compared by."""
-
-    before: Sequence[Layer]
-    first: Layer  # that is trained
-    after: Sequence[Layer]
-    loss: LossGradient
+Chain = tuple[list[Layer], KnownLoss]
+"""The layers of a network in order, and what its outputs are compared by."""
 
 
-class ChainRun:
-    """Gradients and steps of a cohort along one direction of a round, in full or inside x + range(Pᵀ)."""
+class ChainDirection:
+    """y ↦ ∇f_i(y) + plus of a cohort by the formulas of a chain; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus.
+
+    Args:
+        chain: The layers and the loss.
+        layout: The blocks of x.
+        clients: How many there are.
+        x: The server's model; None with P = None.
+        P: The subspace.
+        batches: Examples that were gathered for several steps, and which of them to take, without end.
+        plus: What is added to the gradient.
+        finished: Gives what a step uses, from a gradient and the point.
+        bare: Whether that is the gradient itself, but for `plus`.
+    """
+
+    takes_steps = False
 
     def __init__(
-        self, chain: Chain, layout: Layout, clients: int, x: Vector | None, P: LinearMap | None
+        self,
+        chain: Chain,
+        layout: Layout,
+        clients: int,
+        x: Vector | None,
+        P: LinearMap | None,
+        batches: Iterator[tuple[Parts, slice]],
+        plus: Plus,
+        finished: Callable[[Vector, Vector], Vector],
+        bare: bool,
     ) -> None:
-        self.chain, blocks = chain, layout.blocks
-        self.layers = (*chain.before, chain.first, *chain.after)
-        self.trained = [layer for layer in self.layers if layer.prefix is not None]
+        (self.layers, self.loss), blocks = chain, layout.blocks
+        self.clients, self.batches, self.plus, self.finished = clients, batches, plus, finished
+        self.takes_steps = bare and not callable(plus)
+        self.before = sum(layer.first for layer in self.layers) - 1  # layers before one is trained
         size = 1 if any(layer.alone for layer in self.layers) else clients
         self.shares = [slice(i, i + size) for i in range(0, clients, size)]
-        self.names, full = [block.name for block in blocks], [block.size for block in blocks]
-        self.sizes: list[int] = full if P is None else list(P.sizes)
-        self.factors = (None,) * len(blocks) if P is None else P.factors
+        self.sizes = [block.size for block in blocks] if P is None else list(P.sizes)
+        factors = (None,) * len(blocks) if P is None else P.factors
+        starts: list[Tensor | None] = [None] * len(blocks)
+        if x is not None:
+            starts = [part[0, 0] for part in layout.split(x).values()]
+        names = [block.name for block in blocks]
+        self.blocks = list(zip(names, starts, factors, strict=True))
         self.shapes = [  # of the blocks of a point; a projected axis is the last
             b.shape if factor is None else (b.shape[0], *b.shape[2:], factor.rank)
-            for b, factor in zip(blocks, self.factors, strict=True)
+            for b, factor in zip(blocks, factors, strict=True)
         ]
-        self.starts: list[Tensor | None] = [None] * len(blocks)
-        if x is not None:
-            parts = zip(x.view(-1).split(full), blocks, strict=True)
-            self.starts = [part.view(b.shape) for part, b in parts]
-        self._parts: tuple[Tensor, ...] | None = None
+        self.weights: list[dict[str, Weight]] = []
+        self._parts: Parts | None = None
 
-    def split(self, v: Vector) -> list[Tensor]:
+    def __call__(self, y: Vector) -> Vector:
+        g = y.new_empty(1, self.clients, y.shape[-1])
+        self._bind(self._split(y.expand_as(g)), self._split(g))
+        self._run(*next(self.batches))
+        return self.finished(g, y)
+
+    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
+        """The end point of plain steps."""
+        at = [part.expand(self.clients, *part.shape[1:]).clone() for part in self._split(start)]
+        self._bind(at, None, lr)
+        plus = self._split(self.plus) if isinstance(self.plus, Tensor) else []
+        for _ in range(steps):
+            self._run(*next(self.batches))
+            for block, more in zip(at, plus, strict=False):
+                block.sub_(more, alpha=lr)
+        # the work after the steps can use the memory of the point; what was seen of the inputs stays
+        self.weights = []
+        for layer in self.layers:
+            kept = [name for name, one in vars(layer).items() if isinstance(one, Tensor | Weight)]
+            for name in kept:
+                delattr(layer, name)
+        return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
+
+    def _split(self, v: Vector) -> list[Tensor]:
         """Views (clients, *shape) of a vector (1, clients, size)."""
         parts = zip(v[0].split(self.sizes, 1), self.shapes, strict=True)
         return [part.unflatten(1, shape) for part, shape in parts]
 
-    def bind(self, at: list[Tensor], grads: list[Tensor] | None, lr: float = 0.0) -> None:
+    def _bind(self, at: list[Tensor], grads: list[Tensor] | None, lr: float = 0.0) -> None:
         """Sets the point, as blocks (clients, *shape), and where its gradients go."""
         self.weights = []
         for share in self.shares:
             outs = [None] * len(at) if grads is None else [grad[share] for grad in grads]
-            parts = zip(self.names, at, outs, self.starts, self.factors, strict=True)
+            parts = zip(self.blocks, at, outs, strict=True)
             self.weights.append(
-                {name: Weight(a[share], g, lr, x, factor) for name, a, g, x, factor in parts}
+                {name: Weight(a[share], g, lr, x, factor) for (name, x, factor), a, g in parts}
             )
 
-    def __call__(self, parts: tuple[Tensor, ...], place: slice) -> None:
+    def _run(self, parts: Parts, place: slice) -> None:
         """The gradients on the batch in `place` of the gathered examples (clients, examples, …)."""
-        chain, fresh = self.chain, parts is not self._parts
+        before, (first, *after) = self.layers[: self.before], self.layers[self.before :]
+        fresh = parts is not self._parts
         if fresh:
-            self._parts, self._seen = parts, list[tuple[Tensor, ...]]()
+            self._parts, self._seen = parts, list[Parts]()
             batch = len(range(*place.indices(parts[0].shape[1])))
-            self._targets = chain.loss.ready(parts[1], batch, parts[0].dtype)
+            self._targets = of_targets(self.loss, parts[1], batch, parts[0].dtype)
         for number, (share, weights) in enumerate(zip(self.shares, self.weights, strict=True)):
-            for layer in self.trained:
-                layer.bind(weights)
+            for layer in self.layers:
+                if layer.prefix is not None:
+                    layer.w = weights[f"{layer.prefix}weight"]
+                    layer.b = weights.get(f"{layer.prefix}bias")
             if fresh:
                 h = parts[0][share]
-                for layer in chain.before:
+                for layer in before:
                     h = layer.forward(h)
-                self._seen.append(chain.first.seen(h))
-            h = chain.first.forward(*(part[:, place] for part in self._seen[number]))
-            for layer in chain.after:
+                self._seen.append(first.seen(h))
+            h = first.forward(*(part[:, place] for part in self._seen[number]))
+            for layer in after:
                 h = layer.forward(*layer.seen(h))
-            d = chain.loss(h, *(part[share, place] for part in self._targets))
-            for layer in reversed(chain.after):
+            d = by_outputs(self.loss, h, *(part[share, place] for part in self._targets))
+            for layer in reversed(after):
                 d = layer.backward(d)
-            chain.first.backward(d)
-
-    def release(self) -> None:
-        """Drops the point, whose memory the work after the steps can use. What was seen of the inputs stays."""
-        self.weights = []
-        for layer in self.layers:
-            layer.release()
+            first.backward(d)
 
 
 def chain_of(
@@ -416,7 +431,7 @@ def chain_of(
     """
     layers: list[Layer] = []
     names: list[str] = []
-    width, dims, known = 0, inputs.dim() - 1, loss_gradient(loss)
+    width, dims, known = 0, inputs.dim() - 1, known_loss(loss)
     if known is None or any(_changed(module) for module in model.modules()):
         return None
     for prefix, module in _modules(model, ""):
@@ -432,12 +447,13 @@ def chain_of(
         names += [prefix + key for key, _ in module.named_parameters()]
         width = module.out_features if isinstance(module, nn.Linear) else width
     alike = sorted(names) == sorted(block.name for block in layout.blocks)
-    if dims != 1 or not width or not alike or not known.fits(targets.unsqueeze(0), width):
+    if dims != 1 or not width or not alike or not fits(known, targets, width):
         return None
-    trained = next(i for i, layer in enumerate(layers) if layer.prefix is not None)
-    for layer in layers[: trained + 1]:
+    for layer in layers:
         layer.first = True
-    return Chain(layers[:trained], layers[trained], layers[trained + 1 :], known)
+        if layer.prefix is not None:
+            break
+    return layers, known
 
 
 def _modules(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:

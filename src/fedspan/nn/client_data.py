@@ -73,7 +73,7 @@ def as_client_data(data: Any, who: str) -> ClientData:
         raise DataError(
             f"{who} is one {type(data).__name__}; give (inputs, targets) for each client: [(x0, y0), (x1, y1)]"
         )
-    if isinstance(data, ClientData):
+    if hasattr(data, "take") and hasattr(data, "__len__"):  # examples of a class of one's own
         return _not_empty(data, who)
     raise DataError(
         f"{who} must be (inputs, targets), a table with a target column, a Dataset or a DataLoader, got "
@@ -213,7 +213,7 @@ def narrowed(part: Tensor, dtype: torch.dtype, who: str) -> Tensor:
 
 
 def _not_empty(data: ClientData, who: str) -> ClientData:
-    if not hasattr(data.data if isinstance(data, Items) else data, "__len__"):
+    if isinstance(data, Items) and not hasattr(data.data, "__len__"):
         raise DataError(f"{who} has no length; give its Dataset a `__len__`")
     if len(data) == 0:
         raise DataError(f"{who} has no examples; leave it out")

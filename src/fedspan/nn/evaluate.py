@@ -49,7 +49,17 @@ class Evaluator:
     def __post_init__(self) -> None:
         chosen(self.metrics)  # refuses what there is not, before anything is trained
 
-    def __call__(self, model: nn.Module) -> Mapping[str, float]:
+    @torch.inference_mode()
+    def __call__(
+        self, model: nn.Module, summaries: dict[str, list[float]] | None = None
+    ) -> Mapping[str, float]:
+        """Return the loss and the metrics by name.
+
+        Args:
+            model: The model, with its weights.
+            summaries: Gets, by name, the numbers whose sums over several test sets give the loss and the metrics of all
+                of their examples (`Collected.summary`).
+        """
         total, count, metrics = 0.0, 0, chosen(self.metrics or self.usual or ())
         for number, part in enumerate(self.parts or torch.arange(len(self.data)).split(AT_ONCE)):
             batch = placed(self.data.take(part), self.device)
@@ -63,6 +73,11 @@ class Evaluator:
                 if isinstance(metric, Collected):
                     metric.logits = self.logits
                 metric.update(outputs, targets)
+        if summaries is not None:
+            summaries["loss"] = [total, float(count)]
+            for name, metric in metrics.items():
+                if isinstance(metric, Collected) and (own := metric.summary()) is not None:
+                    summaries[name] = own.tolist()
         found = {name: metric.compute() for name, metric in metrics.items()}
         return {"loss": total / count, **found}
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from fedspan.core.linear_map import Factor, picked
+from fedspan.core.projector import Factor, picked
 from fedspan.nn.recompute import remember
 
 Narrow = Callable[[Tensor], Tensor]
@@ -66,42 +66,17 @@ class _Conv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (delta,), (inside, weight) = grads, ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.how
-        none, down = [0] * len(stride), None
+        (*how, groups), down = ctx.how, None
         if ctx.needs_input_grad[0]:  # as a transposed convolution, which does not ask for the input
-            sizes = zip(
-                ctx.shape[2:],
-                delta.shape[2:],
-                weight.shape[2:],
-                stride,
-                padding,
-                dilation,
-                strict=True,
-            )
+            sizes = zip(ctx.shape[2:], delta.shape[2:], weight.shape[2:], *how, strict=True)
             more = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
-            down = _convolution(delta, weight, None, stride, padding, dilation, True, more, groups)
-        shape = delta.new_empty(1).expand(ctx.inner)
-        inner = _convolution_backward(
-            delta,
-            inside,
-            shape,
-            None,
-            stride,
-            padding,
-            dilation,
-            False,
-            none,
-            groups,
-            (False, True, False),
+            down = torch.ops.aten.convolution(delta, weight, None, *how, True, more, groups)
+        shape, none = delta.new_empty(1).expand(ctx.inner), [0] * len(how[0])
+        inner = torch.ops.aten.convolution_backward(
+            delta, inside, shape, None, *how, False, none, groups, [False, True, False]
         )[1]
         over = [0, *range(2, delta.dim())]
         return down, None, delta.sum(over) if ctx.has_bias else None, inner, None, None
-
-
-_convolution, _convolution_backward = (
-    torch.ops.aten.convolution.default,
-    torch.ops.aten.convolution_backward.default,
-)
 
 
 class _Embedding(torch.autograd.Function):
@@ -198,37 +173,37 @@ def restricted_forward(
 
     With `recompute` a Linear notes how its output was computed, for `nn.recompute`.
     """
+    own: Any = layer
     inputs = _inputs(factor)
     linear, convolution, embedding = (
         cast(Any, kind).apply for kind in (_Linear, _Conv, _Embedding)
     )
-    if isinstance(layer, nn.Linear) and recompute:
-        return lambda x: remember(
-            linear(x, layer.weight.detach(), layer.bias, b, inputs), x, layer.weight, layer.bias
-        )
-    if isinstance(layer, nn.Linear):
-        return lambda x: linear(x, layer.weight.detach(), layer.bias, b, inputs)
     if is_transposed(layer):
-        weight, bias = cast(Tensor, layer.weight), cast(Tensor, layer.bias)
-        return lambda x: linear(x, weight.detach().mT, bias, b.mT, inputs)
+        return lambda x: linear(x, own.weight.detach().mT, own.bias, b.mT, inputs)
+    if isinstance(layer, nn.Linear):
+
+        def product(x: Tensor) -> Tensor:
+            y: Tensor = linear(x, layer.weight.detach(), layer.bias, b, inputs)
+            return remember(y, x, layer.weight, layer.bias) if recompute else y
+
+        return product
     if isinstance(layer, nn.Embedding):
         if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
             raise NotImplementedError(
                 "Embedding with max_norm, scale_grad_by_freq or sparse gradients"
             )
         return lambda i: embedding(i, layer.weight.detach(), b, factor, layer.padding_idx)
-    assert isinstance(layer, nn.Conv1d | nn.Conv2d)
-    simple = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    padding = tuple(layer.padding) if simple else (0,) * len(layer.stride)
-    how = (layer.stride, padding, layer.dilation, layer.groups)
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    narrow = channels(factor, layer.groups)
+    simple = own.padding_mode == "zeros" and not isinstance(own.padding, str)
+    padding = own.padding if simple else (0,) * len(own.stride)
+    how = (own.stride, padding, own.dilation, own.groups)
+    mode = "constant" if own.padding_mode == "zeros" else own.padding_mode
+    narrow = channels(factor, own.groups)
 
-    def forward(x: Tensor) -> Tensor:
+    def convolved(x: Tensor) -> Tensor:
         x = signs(x)
         if not simple:
-            x = F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
-        y: Tensor = convolution(x, layer.weight.detach(), layer.bias, b, narrow, how)
+            x = F.pad(x, own._reversed_padding_repeated_twice, mode=mode)
+        y: Tensor = convolution(x, own.weight.detach(), own.bias, b, narrow, how)
         return y
 
-    return forward
+    return convolved

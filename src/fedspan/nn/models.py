@@ -66,6 +66,13 @@ class ResNet(nn.Module):
         self, depth: int, classes: int, channels: int = 3, norm: Norm = "group", width: int = 16
     ) -> None:
         super().__init__()
+        self.arguments = {
+            "depth": depth,
+            "classes": classes,
+            "channels": channels,
+            "norm": norm,
+            "width": width,
+        }
         if (depth - 2) % 6:
             raise SpecError(f"a CIFAR ResNet has 6n + 2 layers (8, 20, 56, 110), got {depth}")
         make: Callable[[int], nn.Module] = nn.Identity

@@ -1,4 +1,4 @@
-"""A module at x + Pᵀz: writes z into the weights, runs forward and backward, and returns P ∇f as r flat numbers."""
+"""A module at x or at x + Pᵀz: writes the point into the weights, and adds ∇f or P ∇f to a flat vector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import Factor, LinearMap, picked
+from fedspan.core.projector import Factor, LinearMap, picked
 from fedspan.nn.layers import restricted_forward
 from fedspan.nn.projection_rules import ProjectionRule
 from fedspan.nn.recompute import recomputing
@@ -23,10 +23,9 @@ Place = tuple[Vector, Vector, Callable[[Loss], None]]
 class FlatModule:
     """A module whose trained tensors are views of one flat vector, so that loading x is one copy."""
 
-    direct = True  # see `Restricted.direct`
-
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        self.model, self.layout, self.checked = model, layout, False
+        self.model, self.layout = model, layout
+        self.checked = False  # whether a gradient has reached every fused layer
         self.shown = False  # whether the weights lie in a vector that is not the module's own
         named = dict(model.named_parameters())
         self.params = [named[block.name] for block in layout.blocks]
@@ -45,10 +44,13 @@ class FlatModule:
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
         """The blocks of a flat vector in their shapes."""
-        parts = flat.split([block.size for block in self.layout.blocks])
-        return (
-            part.view(block.shape) for part, block in zip(parts, self.layout.blocks, strict=True)
-        )
+        blocks = self.layout.blocks
+        parts = flat.split([block.size for block in blocks])
+        return (part.view(block.shape) for part, block in zip(parts, blocks, strict=True))
+
+    def holds(self, x: Vector) -> bool:
+        """Whether the weights have the type and the device of x, so that steps can change them in place."""
+        return self.same_dtype and x.device == self.flat.device
 
     def load(self, x: Vector) -> None:
         """Copies the flat vector x into the module."""
@@ -76,37 +78,40 @@ class FlatModule:
         for parameter, part in zip(self.params, self.views(flat), strict=True):
             parameter.data = part
 
-    def grad(self, y: Vector, loss: Loss) -> Vector:
-        """∇f(y), flat."""
-        self.load(y)
-        with torch.enable_grad():
-            found: list[Tensor | None] = list(
-                torch.autograd.grad(loss(self.model), self.params, allow_unused=True)
-            )
-        flat = self.flat.new_zeros(self.layout.size, dtype=self.layout.dtype)
-        for number, part in enumerate(self.views(flat)):
-            # freed one by one, so that no second gradient is held
-            g, found[number] = found[number], None
-            if g is not None:
-                part.copy_(g)
-        return flat.view(1, 1, -1)
-
     @contextlib.contextmanager
     def in_place(self, start: Vector) -> Iterator[Place]:
-        """The module's own weights as a point."""
-        self.load(start)
-        gradient = torch.empty_like(self.flat)
-        for parameter, part in zip(self.params, self.views(gradient), strict=True):
-            parameter.grad = part
+        """A point that is the module's own weights, if they have the type and the device of x."""
+        here = self.holds(start)
+        with torch.inference_mode(False):
+            self.load(start)
+            point = self.flat if here else start.reshape(-1).clone()
+            gradient = torch.empty_like(point)
+            pairs = list(zip(self.params, self.views(gradient), strict=True))
+            for parameter, part in pairs if here else ():
+                parameter.grad = part
 
         def backward(loss: Loss) -> None:
-            loss(self.model).backward()
+            with torch.enable_grad():
+                if not here:
+                    self.load(point)
+                loss(self.model).backward()
+                for parameter, part in () if here else pairs:
+                    if parameter.grad is not None:
+                        part.add_(parameter.grad.to(part.device))
+                        parameter.grad = None
 
         try:
-            yield self.flat.view(1, 1, -1), gradient.view(1, 1, -1), backward
+            yield point.view(1, 1, -1), gradient.view(1, 1, -1), backward
         finally:
             for parameter in self.params:
                 parameter.grad = None
+
+    def grad(self: FlatModule | Restricted, y: Vector, loss: Loss) -> Vector:
+        """∇f(y), or P ∇f(x + Pᵀy), on one batch."""
+        with self.in_place(y) as (_, gradient, backward):
+            gradient.zero_()
+            backward(loss)
+        return gradient
 
 
 class Restricted:
@@ -132,8 +137,6 @@ class Restricted:
         self.pieces = [
             _Piece(module, *each) for each in zip(module.params, factors, rules, parts, strict=True)
         ]
-        # whether the backward pass itself leaves P ∇f, without a full gradient to project
-        self.direct = all(piece.layers or piece.factor is None for piece in self.pieces)
 
     def __enter__(self) -> Restricted:
         for piece in self.pieces:
@@ -147,72 +150,50 @@ class Restricted:
             for layer in piece.layers:
                 layer.__dict__.pop("forward", None)
 
-    def grad(self, z: Vector, loss: Loss) -> Vector:
-        """P ∇f(x + Pᵀz) on one batch."""
-        self._write(z.view(-1).to(self.module.flat.device).split(self.sizes))
-        leaves = [piece.leaf for piece in self.pieces]
-        try:
-            with torch.enable_grad():
-                found = torch.autograd.grad(self._value(loss), leaves, allow_unused=True)
-        finally:
-            self._put_back()
-        flat = [piece.collect(g) for piece, g in zip(self.pieces, found, strict=True)]
-        return torch.cat(flat).to(z.dtype).view(1, 1, -1)
-
     @contextlib.contextmanager
     def in_place(self, start: Vector) -> Iterator[Place]:
-        """A point z whose gradient is collected without a copy; needs `direct`."""
-        point = start.reshape(-1).clone()
-        gradient, parts = torch.empty_like(point), point.split(self.sizes)
-        for piece, part in zip(self.pieces, gradient.split(self.sizes), strict=True):
-            piece.leaf.grad = piece.shaped(part)
+        """A point z. Autograd itself leaves P ∇f in the gradient, except for what it cannot form inside the subspace.
+
+        The first gradient of a module is collected, to see whether one reaches every fused layer.
+        """
+        with torch.inference_mode(False):
+            point = start.reshape(-1).clone()
+            gradient = torch.empty_like(point)
+        places = list(
+            zip(self.pieces, point.split(self.sizes), gradient.split(self.sizes), strict=True)
+        )
+        collected = []
+        for piece, _, part in places:
+            piece.leaf.grad = None
+            if (
+                self.module.holds(start)
+                and self.module.checked
+                and (piece.layers or piece.factor is None)
+            ):
+                piece.leaf.grad = piece.shaped(part)
+            else:
+                collected.append((piece, part))
 
         def backward(loss: Loss) -> None:
-            self._write(parts)
-            with contextlib.nullcontext() if self.module.checked else self._all_used():
-                self._value(loss).backward()
+            with torch.enable_grad():
+                for piece, part, _ in places:
+                    piece.write(part.to(self.module.flat.device))
+                with recomputing() if self.recompute else contextlib.nullcontext():
+                    value = loss(self.module.model)
+                value.backward()
+                for piece, part in collected:
+                    part.add_(piece.collect().to(part.device))
+            self.module.checked = True
 
         try:
             yield point.view(1, 1, -1), gradient.view(1, 1, -1), backward
         finally:
-            self._put_back()
             for piece in self.pieces:
                 piece.leaf.grad = None
+                if self.borrowed:
+                    piece.put_back()
 
-    def _put_back(self) -> None:
-        """Makes a borrowed x what it was, to the last bit."""
-        for piece in self.pieces if self.borrowed else ():
-            assert piece.start is not None
-            weight = piece.parameter.detach()
-            if piece.index is None:
-                weight.copy_(piece.start)
-            else:
-                weight.index_copy_(piece.axis, piece.index, piece.start)
-
-    @contextlib.contextmanager
-    def _all_used(self) -> Iterator[None]:
-        """Checks once that a gradient reaches every fused layer."""
-        reached: set[int] = set()
-        hooks = [
-            p.leaf.register_post_accumulate_grad_hook(lambda leaf: reached.add(id(leaf)))
-            for p in self.pieces
-        ]
-        yield
-        for hook in hooks:
-            hook.remove()
-        for piece in self.pieces:
-            if id(piece.leaf) not in reached:
-                piece.collect(None)
-        self.module.checked = True
-
-    def _write(self, parts: Sequence[Tensor]) -> None:
-        for piece, part in zip(self.pieces, parts, strict=True):
-            piece.write(part)
-
-    def _value(self, loss: Loss) -> Tensor:
-        """f on one batch, ready for a backward pass."""
-        with recomputing() if self.recompute else contextlib.nullcontext():
-            return loss(self.module.model)
+    grad = FlatModule.grad
 
 
 class _Piece:
@@ -226,9 +207,8 @@ class _Piece:
         rule: ProjectionRule,
         x: Tensor,
     ) -> None:
-        self.parameter, self.rule, self.factor = parameter, rule, factor
-        self.shape, self.axis = tuple(rule.shape), rule.axis
-        self.sent = self.shape  # the order in which a LinearMap keeps z
+        self.parameter, self.name, self.factor = parameter, rule.name, factor
+        self.axis, self.sent = rule.axis, rule.shape  # the shape of z, whose projected axis is last
         self.layers: list[nn.Module] = []
         self.leaf: Tensor = parameter
         self.index: Tensor | None = None
@@ -236,8 +216,7 @@ class _Piece:
         start = parameter.detach() if module.same_dtype else x.to(parameter.device)
         self.start: Tensor | None = start
         if factor is not None:
-            rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
-            self.sent = (*rest, factor.rank)
+            self.sent = (*rule.shape[: self.axis], *rule.shape[self.axis + 1 :], factor.rank)
         if factor is not None and rule.how == "fused":
             self.layers = [module.model.get_submodule(n) for n in (rule.layer, *rule.also)]
             chosen = picked(factor)
@@ -255,42 +234,51 @@ class _Piece:
         elif module.same_dtype or factor is None:
             self.start = start.clone()  # a part would hold all of x
 
+    @torch.no_grad()
     def write(self, part: Tensor) -> None:
         """Sets the weight to x + Pᵀz for this block."""
-        with torch.no_grad():
-            weight, b = self.parameter.detach(), self.shaped(part)
-            if self.index is not None and self.start is not None:
-                weight.index_copy_(self.axis, self.index, (self.start + b).to(weight.dtype))
-            elif self.start is not None:
-                weight.copy_(
-                    self.start + (b if self.factor is None else lift(self.factor, b, self.axis))
-                )
-            else:
-                assert self.factor is not None
-                weight.add_(lift(self.factor, b - self.leaf, self.axis))
-            if self.layers and self.index is None:
-                self.leaf.copy_(b)
+        weight, b = self.parameter.detach(), self.shaped(part)
+        if self.start is None:
+            assert self.factor is not None
+            weight.add_(lift(self.factor, b - self.leaf, self.axis))
+        elif self.index is not None:
+            weight.index_copy_(self.axis, self.index, (self.start + b).to(weight.dtype))
+        else:
+            moved = b if self.factor is None else lift(self.factor, b, self.axis)
+            weight.copy_(self.start + moved)
+        if self.layers and self.index is None:
+            self.leaf.copy_(b)
+
+    def put_back(self) -> None:
+        """Makes a borrowed x what it was, to the last bit."""
+        assert self.start is not None
+        weight = self.parameter.detach()
+        if self.index is None:
+            weight.copy_(self.start)
+        else:
+            weight.index_copy_(self.axis, self.index, self.start)
 
     def shaped(self, part: Tensor) -> Tensor:
         """The block's part of a flat vector, in the shape of its leaf."""
         found = part.view(self.sent)
         return found if self.factor is None else found.movedim(-1, self.axis)
 
-    def collect(self, g: Tensor | None) -> Tensor:
-        """The block's part of P ∇f, flat."""
+    def collect(self) -> Tensor:
+        """The block's part of P ∇f, flat, from the gradient of its leaf."""
+        g, self.leaf.grad = self.leaf.grad, None
         if g is None:
             if self.layers and self.leaf.numel():
                 raise SpecError(
-                    f"{self.rule.name!r} is not used through its own layer in the forward pass; "
+                    f"{self.name!r} is not used through its own layer in the forward pass; "
                     "name it in `full_modules`"
                 )
-            return self.leaf.new_zeros(torch.Size(self.sent).numel())
+            return self.leaf.new_zeros(())
         if self.factor is None:
             return g.reshape(-1)
         last = g.movedim(self.axis, -1)
-        if not self.layers and self.start is not None:  # P is yet to be applied
-            last = last.to(self.start.dtype).reshape(1, -1, last.shape[-1])
-            last = self.factor.down(last)
+        if not self.layers:  # P is yet to be applied
+            assert self.start is not None
+            last = self.factor.down(last.to(self.start.dtype).reshape(1, -1, last.shape[-1]))
         return last.reshape(-1)
 
 

@@ -26,16 +26,14 @@ from fedspan.core import seeds
 from fedspan.core.config import Training
 from fedspan.core.errors import DataError, SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import (
     Direction,
-    InPlaceDirection,
     Objective,
     Plus,
-    SteppingDirection,
     term,
 )
 from fedspan.core.privacy import Privacy
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.nn.batches import (
     CPU,
@@ -47,7 +45,7 @@ from fedspan.nn.batches import (
     drawing,
     placed,
 )
-from fedspan.nn.chain import ChainRun
+from fedspan.nn.chain import ChainDirection, Parts
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
 from fedspan.replies.noise import new_key, normal, rounded, uniform
 
@@ -56,7 +54,6 @@ if TYPE_CHECKING:
 
 PLAIN = Training()
 BATCH_OF_ONE = "Expected more than 1 value per channel"  # how torch's norms refuse it
-Parts = tuple[Tensor, ...]  # (clients, examples, …) each
 
 
 def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None) -> Vector:
@@ -73,7 +70,7 @@ def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None
 
 
 class GradientDirection:
-    """y ↦ ∇f(y) + plus, each call on the next batch."""
+    """y ↦ ∇f(y) + plus, each call on the next batch; at the point of `in_place` no vector is copied per step."""
 
     def __init__(
         self,
@@ -85,74 +82,56 @@ class GradientDirection:
     ) -> None:
         self.module, self.losses, self.plus = module, losses, plus
         self.training, self.base = training, base
-
-    def gradient(self, y: Vector) -> Vector:
-        """∇f(y) on the next batch."""
-        with torch.inference_mode(False):
-            return self.module.grad(y, next(self.losses)).to(y.device)
-
-    def __call__(self, y: Vector) -> Vector:
-        g = finish_(self.gradient(y), self.training, y, self.base)
-        return g if self.plus is None else g + term(self.plus, y)
-
-
-class InPlaceGradient(GradientDirection, InPlaceDirection):
-    """The same for a point in the module's own memory: no vector is copied per step."""
-
-    _place: Place | None = None
+        self._place: Place | None = None
 
     @contextlib.contextmanager
     def in_place(self, start: Vector) -> Iterator[Vector]:
-        """See `InPlaceDirection`."""
-        with contextlib.ExitStack() as stack:
-            with torch.inference_mode(False):
-                self._place = stack.enter_context(self.module.in_place(start))
+        """See `Direction`."""
+        with self.module.in_place(start) as self._place:
             yield self._place[0]
         self._place = None
 
     def __call__(self, y: Vector) -> Vector:
         if self._place is None or y is not self._place[0]:
-            return super().__call__(y)
+            with self.in_place(y) as y:
+                return self(y)
         _, g, backward = self._place
         finishes = self.training.clip is not None or self.training.weight_decay
-        with torch.inference_mode(False), torch.enable_grad():
-            if self.plus is None or finishes:
-                g.zero_()
-            else:
-                g.copy_(term(self.plus, y))  # the backward pass adds to it
+        if self.plus is None or finishes:
+            g.zero_()
+        else:
+            g.copy_(term(self.plus, y))  # the backward pass adds to it
+        with torch.inference_mode(False):
             backward(next(self.losses))
-            finish_(g, self.training, y, self.base)
-            return g.add_(term(self.plus, y)) if finishes and self.plus is not None else g
+        finish_(g, self.training, y, self.base)
+        return g.add_(term(self.plus, y)) if finishes and self.plus is not None else g
 
 
-class PrivateGradient(GradientDirection):
-    """The same with differential privacy for each example (DP-SGD, Abadi et al. 2016).
+@torch.inference_mode(False)
+def private_gradient(
+    at: FlatModule | Restricted,
+    examples: Iterator[list[Loss]],
+    privacy: Privacy,
+    expected: int,
+    y: Vector,
+) -> Vector:
+    """∇f(y) with differential privacy for each example (DP-SGD, Abadi et al. 2016).
 
     The gradient of every example is clipped before they are added, noise is added to the sum, and the divisor is the
     batch size, whatever the number of examples that were drawn. Examples are taken one by one, so that one gradient is
     in memory; inside a subspace it has r numbers.
     """
-
-    def __init__(
-        self, privacy: Privacy, expected: int, examples: Iterator[list[Loss]], *rest: Any
-    ) -> None:
-        super().__init__(rest[0], iter(()), *rest[1:])
-        assert privacy.clip is not None
-        self.clip, self.scale = privacy.clip, (privacy.noise or 0.0) * privacy.clip
-        self.expected, self.examples = expected, examples
-
-    def gradient(self, y: Vector) -> Vector:
-        total = torch.zeros_like(y, dtype=torch.float64)
-        with torch.inference_mode(False):
-            for loss in next(self.examples):
-                g = self.module.grad(y, loss).to(y.device).double()
-                length = g.norm()
-                if torch.isfinite(length):  # an example without a gradient counts as zeros
-                    total = total + g * (self.clip / length).clamp(max=1.0)
-        if self.scale:  # from the client's own machine, never from a shared seed
-            noise = normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
-            total = rounded(total + self.scale * noise, self.scale)
-        return (total / self.expected).to(y.dtype)
+    assert privacy.clip is not None
+    total, scale = torch.zeros_like(y, dtype=torch.float64), (privacy.noise or 0.0) * privacy.clip
+    for loss in next(examples):
+        g = at.grad(y, loss).double()
+        length = g.norm()
+        if torch.isfinite(length):  # an example without a gradient counts as zeros
+            total = total + g * (privacy.clip / length).clamp(max=1.0)
+    if scale:  # from the client's own machine, never from a shared seed
+        noise = normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
+        total = rounded(total + scale * noise, scale)
+    return (total / expected).to(y.dtype)
 
 
 class TorchObjective(Objective):
@@ -191,7 +170,7 @@ class TorchObjective(Objective):
             with torch.inference_mode(False):
                 batch = placed(source.take(part), problem.device)
                 g = problem.module.grad(x, self._loss(batch, number))
-            total = total + g.to(x.device) * (len(part) / len(source))
+            total = total + g * (len(part) / len(source))
         return finish_(total, replace(problem.training, clip=None), x)
 
     def direction(self, plus: Plus = None) -> Direction:
@@ -206,15 +185,20 @@ class TorchObjective(Objective):
 
     def _along(
         self, at: FlatModule | Restricted, plus: Plus, base: Vector | None = None
-    ) -> GradientDirection:
+    ) -> Direction:
         problem = self.problem
-        rest = (plus, problem.training, base)
-        if problem.privacy is not None:
-            expected = min(problem.batch_size, len(problem.client_data[self.client]))
-            return PrivateGradient(problem.privacy, expected, self._examples, at, *rest)
-        here = problem.module.same_dtype and problem.device.type == "cpu"
-        kind = InPlaceGradient if here and at.direct else GradientDirection
-        return kind(at, self._losses, *rest)
+        if problem.privacy is None:
+            return GradientDirection(at, self._losses, plus, problem.training, base)
+        expected = min(problem.batch_size, len(problem.client_data[self.client]))
+        gradient = functools.partial(
+            private_gradient, at, self._examples, problem.privacy, expected
+        )
+
+        def direction(y: Vector) -> Vector:
+            g = finish_(gradient(y), problem.training, y, base)
+            return g if plus is None else g + term(plus, y)
+
+        return direction
 
     def _loss(self, batch: Batch, number: int) -> Loss:
         """f on a batch. What the network draws (dropout) is decided by (seed, round, client, step) alone."""
@@ -239,12 +223,10 @@ class TorchObjective(Objective):
         source, first = problem.client_data[self.client], rnd.t * rnd.local_steps
         drawn = batches(source, problem.batch_size, functools.partial(self._key, "examples"), first)
         for number, (data, index) in enumerate(drawn):
-            if isinstance(data, Tensors):
+            draws = not isinstance(data, Tensors)  # a Dataset may, such as random crops
+            with drawing(self._key("load", number), CPU) if draws else contextlib.nullcontext():
                 batch = data.take(index)
-            else:  # a Dataset may draw too, such as random crops
-                with drawing(self._key("load", number), CPU):
-                    batch = data.take(index)
-            yield self.augmented(placed(batch, problem.device), number)
+            yield self.augmented(batch, number)
 
     def _draw_examples(self) -> Iterator[list[Loss]]:
         """Batches of single examples, each in a batch by a coin of the client's own."""
@@ -254,17 +236,16 @@ class TorchObjective(Objective):
                 "`privacy` of examples draws them itself; give tensors, not a Dataset or a DataLoader"
             )
         for step in itertools.count():
-            coins = uniform(new_key(), "examples", 0, len(source))
-            found = []
+            coins, found = uniform(new_key(), "examples", 0, len(source)), []
             for place in (coins * len(source) < problem.batch_size).nonzero()[0].tolist():
                 # each example has its own augmentation and dropout
-                number = step * len(source) + place
-                batch = placed(source.take(torch.tensor([place])), problem.device)
+                number, batch = step * len(source) + place, source.take(torch.tensor([place]))
                 found.append(self._loss(self.augmented(batch, number), number))
             yield found
 
     def augmented(self, batch: Batch, number: int) -> Batch:
         """The batch of a step as it is trained on."""
+        batch = placed(batch, self.problem.device)
         if self.problem.augment is None:
             return batch
         generator = torch.Generator().manual_seed(self._key("augment", number) >> 1)
@@ -279,8 +260,7 @@ class Cohort(Objective):
 
     def __init__(self, problem: TorchProblem, rnd: Round) -> None:
         self.problem, self.rnd, self.formulas = problem, rnd, problem.formulas
-        self.clients: list[int] = rnd.ids[0].tolist()
-        self.batches = _draw_all(problem, rnd, self.clients)
+        self.batches = _draw_all(problem, rnd)
         problem.model.train()
 
     def grad(self, y: Vector) -> Vector:
@@ -289,27 +269,61 @@ class Cohort(Objective):
 
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) of every client over all its examples, one after the other."""
-        alone = [TorchObjective(self.problem, self.rnd, client) for client in self.clients]
+        alone = [
+            TorchObjective(self.problem, self.rnd, client) for client in self.rnd.ids[0].tolist()
+        ]
         return torch.cat([one.full_grad(x) for one in alone], 1)
 
     def direction(self, plus: Plus = None) -> Direction:
         """y ↦ ∇f_i(y) + plus, or + plus(y)."""
-        return CohortDirection(self, plus)
+        return self._along(plus)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz) + plus; clipped is what a step uses, P ∇f."""
-        return CohortDirection(self, plus, x, P)
+        return self._along(plus, x, P)
+
+    def _along(self, plus: Plus, x: Vector | None = None, P: LinearMap | None = None) -> Direction:
+        problem, batches, clients = self.problem, self.batches, self.rnd.ids.size
+        training, layout = problem.training, problem.layout
+        base = P @ x if P is not None and x is not None and training.weight_decay else None
+
+        def finished(g: Vector, y: Vector) -> Vector:
+            finish_(g, training, y, base)
+            return g if plus is None else g.add_(term(plus, y))
+
+        if self.formulas is not None:
+            bare = training.clip is None and not training.weight_decay
+            return ChainDirection(
+                self.formulas, layout, clients, x, P, batches, plus, finished, bare
+            )
+
+        def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
+            def model(*args: Any, **kwargs: Any) -> Any:
+                return functional_call(problem.model, weights, args, kwargs)
+
+            return problem.loss(model, batch)  # type: ignore[arg-type]
+
+        def by_vmap(y: Vector) -> Vector:
+            parts, place = next(batches)
+            at = y if P is None or x is None else x + P.T @ y
+            with torch.inference_mode(False), torch.no_grad():
+                own = layout.split(at.expand(1, clients, -1).clone())
+                weights = {name: part[0] for name, part in own.items()}
+                found = vmap(grad(loss))(weights, *(part[:, place].clone() for part in parts))
+                g = layout.join({name: part.unsqueeze(0) for name, part in found.items()})
+            return finished(g if P is None else P @ g, y)
+
+        return by_vmap
 
 
-def _draw_all(
-    problem: TorchProblem, rnd: Round, clients: list[int]
-) -> Iterator[tuple[Parts, slice]]:
+def _draw_all(problem: TorchProblem, rnd: Round) -> Iterator[tuple[Parts, slice]]:
     """Mini-batches of every client without end: examples that were gathered for K steps, and which of them to take.
 
     It does not know the `Cohort` that holds it: in a cycle, what was gathered would wait for the garbage collector.
     """
+    clients, steps = rnd.ids[0].tolist(), rnd.local_steps
     every = [problem.client_data[client].parts for client in clients]
-    lengths, steps = [len(parts[0]) for parts in every], rnd.local_steps
+    lengths = [len(parts[0]) for parts in every]
     batch = min(problem.batch_size, lengths[0])
     keys = seeds.children(seeds.keys(rnd.seeds[:1], "examples", rnd.t), rnd.ids[0])
     alone = [TorchObjective(problem, rnd, i) for i in clients if problem.augment is not None]
@@ -346,74 +360,3 @@ def _shuffled(of: seeds.Keys, n: int, start: int, count: int) -> Tensor:
     passes = range(start // n, -(-(start + count) // n))
     drawn = [seeds.permute(seeds.children(of, np.array(number)), n) for number in passes]
     return torch.from_numpy(np.concatenate(drawn, -1))[:, start % n :][:, :count]
-
-
-class CohortDirection(SteppingDirection):
-    """y ↦ ∇f_i(y) + plus of every client; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus."""
-
-    def __init__(
-        self, cohort: Cohort, plus: Plus, x: Vector | None = None, P: LinearMap | None = None
-    ) -> None:
-        self.problem, self.batches, self.clients = (
-            cohort.problem,
-            cohort.batches,
-            len(cohort.clients),
-        )
-        self.training, self.plus, self.x, self.P = cohort.problem.training, plus, x, P
-        decays = P is not None and x is not None and self.training.weight_decay
-        self.base = P @ x if decays else None  # type: ignore[operator]
-        self.run: ChainRun | None = None
-        if cohort.formulas is not None:
-            self.run = ChainRun(cohort.formulas, cohort.problem.layout, self.clients, x, P)
-
-    @property
-    def takes_steps(self) -> bool:
-        """Whether plain steps can be taken together with the gradients."""
-        bare = self.training.clip is None and not self.training.weight_decay
-        return self.run is not None and bare and not callable(self.plus)
-
-    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
-        """The end point of plain steps."""
-        run = self.run
-        assert run is not None
-        at = [part.expand(self.clients, *part.shape[1:]).clone() for part in run.split(start)]
-        run.bind(at, None, lr)
-        plus = run.split(self.plus) if isinstance(self.plus, Tensor) else []
-        for _ in range(steps):
-            run(*next(self.batches))
-            for block, more in zip(at, plus, strict=False):
-                block.sub_(more, alpha=lr)
-        run.release()
-        return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
-
-    def __call__(self, y: Vector) -> Vector:
-        parts, place = next(self.batches)
-        if self.run is None:
-            g = self._by_vmap(y, tuple(part[:, place] for part in parts))
-        else:
-            g = y.new_empty(1, self.clients, y.shape[-1])
-            self.run.bind(self.run.split(y.expand_as(g)), self.run.split(g))
-            self.run(parts, place)
-        finish_(g, self.training, y, self.base)
-        return g if self.plus is None else g.add_(term(self.plus, y))
-
-    def _by_vmap(self, y: Vector, batch: Parts) -> Vector:
-        """∇f_i, or P ∇f_i."""
-        problem, blocks = self.problem, self.problem.layout.blocks
-
-        def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
-            def model(*args: Any, **kwargs: Any) -> Any:
-                return functional_call(problem.model, weights, args, kwargs)
-
-            return problem.loss(model, batch)  # type: ignore[arg-type]
-
-        if self.P is not None and self.x is not None:
-            y = self.x + self.P.T @ y
-        with torch.inference_mode(False), torch.no_grad():
-            own = y.expand(1, self.clients, -1)[0].clone()
-            parts = zip(blocks, own.split([block.size for block in blocks], 1), strict=True)
-            weights = {block.name: part.view(-1, *block.shape) for block, part in parts}
-            found = vmap(grad(loss))(weights, *(part.clone() for part in batch))
-            flat = [found[block.name].reshape(self.clients, -1) for block in blocks]
-            g = torch.cat(flat, 1).unsqueeze(0)
-        return g if self.P is None else self.P @ g

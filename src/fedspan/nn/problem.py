@@ -15,8 +15,8 @@ from fedspan.core import seeds
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector, all_finite
-from fedspan.core.linear_map import LinearMap, picked
 from fedspan.core.objective import Objective, Problem
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.nn.augment import augmentation
 from fedspan.nn.batches import (
@@ -34,9 +34,10 @@ from fedspan.nn.module import FlatModule, Restricted
 from fedspan.nn.objective import Cohort, TorchObjective
 from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of, state_dtype
 
-Evaluate = Callable[[nn.Module], Mapping[str, float]]
 COUNTER = "num_batches_tracked"  # of BatchNorm; with momentum=None it weights the next batch
 LARGE = 1 << 22  # numbers of a model that clients in one process train in the memory of x itself
+Evaluation = tuple[dict[str, Any], dict[str, list[float]]]
+"""A client's row of metrics, and by name the summaries whose sums give the metrics of all clients' examples."""
 SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
 
 
@@ -50,12 +51,12 @@ class TorchProblem(Problem):
         rules: What becomes of each trained tensor, from `projection_rules(model)`.
         settings: Batch size, device, clip, weight decay and so on.
         seed: Decides the mini-batches, dropout and augmentation.
-        evaluate: `evaluate(model)` gives the metrics. None: there are none.
         on_client: Whether this is one client's machine, which needs no copy of the start unless the settings say so.
         names: The clients' names. None: their numbers.
+        tests: The evaluations on the "test set" and the "validation set", as far as there are any.
         client_tests: Gives the part (train, test or validation) that a client is evaluated on, and its evaluation.
             None: clients are not evaluated.
-        test_examples: The number of examples of the test set, if any.
+        usage: How the trained model is used, as plain values.
     """
 
     cohort_mode = "per_client"
@@ -69,11 +70,11 @@ class TorchProblem(Problem):
         settings: Settings,
         *,
         seed: int = 0,
-        evaluate: Evaluate | None = None,
         on_client: bool = False,
         names: Sequence[str] | None = None,
+        tests: Mapping[str, Evaluator] | None = None,
         client_tests: Callable[[int], tuple[str, Evaluator]] | None = None,
-        test_examples: int | None = None,
+        usage: Mapping[str, Any] | None = None,
     ) -> None:
         if not clients:
             raise DataError("there are no clients; give at least one")
@@ -83,28 +84,28 @@ class TorchProblem(Problem):
         self.client_data, self.clients, self.names = clients, len(clients), names
         self.here: Sequence[int] = getattr(clients, "here", range(len(clients)))
         self.seeds, self.on_client = (seed,), on_client
-        self._evaluate, self.client_tests = evaluate, client_tests
-        self.test_examples = test_examples
-        private = settings.dp is not None and settings.dp.level == "example"
-        self.privacy = settings.dp if private else None  # of single examples
+        self.tests, self.client_tests = tests or {}, client_tests
+        self.usage = dict(usage or {})
+        self.privacy = settings.dp  # of single examples
+        if settings.dp is not None and settings.dp.level != "example":
+            self.privacy = None
         self.augment = augmentation(self.training.augment)
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
         self.module = FlatModule(model, self.layout)
         self.in_memory = self.module.same_dtype and self.module.flat.device.type == "cpu"
-        trains_elsewhere = on_client or not self.here
         if on_client and not settings.participation.known_start:
             # it is sent x: its x0 is a shape, and takes no memory
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
             if self.in_memory:
                 self.module.forget()
-        elif self.in_memory and (trains_elsewhere or self.layout.size >= LARGE):
+        elif self.in_memory and (on_client or not self.here or self.layout.size >= LARGE):
             self.x0 = self.module.flat.view(1, 1, -1)
             self.module.shown = True
         else:
             self.x0 = self.module.flat.detach().to(dtype, copy=True).cpu().view(1, 1, -1)
         self.weights = None
-        if settings.participation.weights != "uniform":
+        if settings.participation.weights != "uniform" and self.here and not on_client:
             self.weights = settings.participation.shares(sizes_of(self.local_data))
         # a buffer that is not saved is a constant, such as rotary frequencies
         saved = model.state_dict().keys()
@@ -118,13 +119,14 @@ class TorchProblem(Problem):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a process that shares the clients' work is sent: all but the evaluation."""
-        return vars(self) | {"_evaluate": None, "client_tests": None}
+        return vars(self) | {"tests": {}, "client_tests": None}
 
     @property
     def local_data(self) -> Sequence[Any]:
         """The examples of the clients that are on this machine."""
-        everyone = len(self.here) == self.clients
-        return self.client_data if everyone else [self.client_data[i] for i in self.here]
+        if len(self.here) == self.clients:
+            return self.client_data
+        return [self.client_data[i] for i in self.here]
 
     def examples(self, client: int) -> int:
         """The number of training examples of a client."""
@@ -136,9 +138,11 @@ class TorchProblem(Problem):
         """Mini-batches in one pass over the mean client's examples."""
         known = getattr(self.client_data, "sizes", None)
         if known is not None:
-            return max(1, round(float(np.mean(known)) / self.batch_size))
-        passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
-        return max(1, round(float(np.mean(passes)))) if passes else 1
+            mean = float(np.mean(known)) / self.batch_size
+        else:
+            passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
+            mean = float(np.mean(passes or [1.0]))
+        return max(1, round(mean))
 
     def cohort(self, rnd: Round) -> Objective:
         """The objective of the one client in `rnd`, or of all of them as one batched computation."""
@@ -154,10 +158,10 @@ class TorchProblem(Problem):
         None where the network or the loss is another one.
         """
         data = self.client_data[self.here[0]]
-        pairs = isinstance(data, Tensors) and len(data.parts) == 2 and not data.names
-        if not pairs or self.device.type != "cpu" or not self.module.same_dtype:
+        if not isinstance(data, Tensors) or len(data.parts) != 2 or data.names:
             return None
-        return chain_of(self.model, self.layout, self.loss, *data.parts)
+        here = self.device.type == "cpu" and self.module.same_dtype
+        return chain_of(self.model, self.layout, self.loss, *data.parts) if here else None
 
     def has_formulas(self) -> bool:
         """Whether the clients of a round can be batched without autograd."""
@@ -165,21 +169,24 @@ class TorchProblem(Problem):
 
     def can_batch(self) -> bool:
         """Whether a cohort may be one batched computation, as far as can be told without trying."""
-        stateful = any(True for _ in self.model.buffers()) or self.privacy is not None
-        if stateful or self.device.type != "cpu":
+        data, stateful = self.client_data, any(True for _ in self.model.buffers())
+        if stateful or self.privacy is not None or self.device.type != "cpu":
             return False
-        if isinstance(self.client_data, Clients):
-            tensors = self.client_data.sizes is not None  # they are known of tensors alone
+        if isinstance(data, Clients):
+            tensors = data.sizes is not None  # they are known of tensors alone
         else:
-            tensors = all(isinstance(one, Tensors) and not one.names for one in self.client_data)
-        return (
-            tensors and len(np.unique(np.minimum(sizes_of(self.client_data), self.batch_size))) == 1
-        )
+            tensors = all(isinstance(one, Tensors) and not one.names for one in data)
+        return tensors and len(np.unique(np.minimum(sizes_of(data), self.batch_size))) == 1
 
     @property
     def has_test_data(self) -> bool:
         """Whether the server's model is evaluated on data of its own."""
-        return self._evaluate is not None
+        return bool(self.tests)
+
+    @property
+    def test_examples(self) -> int | None:
+        """The number of examples of the test set; None: there is none."""
+        return len(self.tests["test set"].data) if "test set" in self.tests else None
 
     def sampling_rate(self) -> float:
         """The largest probability with which an example is in a batch, of clients on this machine."""
@@ -191,13 +198,13 @@ class TorchProblem(Problem):
         """Metrics of a server model; the training loss where there is no data to evaluate on."""
         self._load(x, buffers)
         found = dict[str, float]()
-        if self._evaluate is not None:
-            with torch.inference_mode():
-                found |= self._evaluate(self.model)
-        elif self.here and not self.on_client:
+        for part, test in self.tests.items():
+            prefix = "validation_" if part == "validation set" else ""
+            found |= {prefix + name: value for name, value in test(self.model).items()}
+        if not self.tests and self.here and not self.on_client:
             found["training_loss"] = float(self.training_loss(x, buffers)[0])
         if not all_finite(x):
-            found["training_loss" if self._evaluate is None else "loss"] = float("nan")
+            found["loss" if self.tests else "training_loss"] = float("nan")
         return {name: np.array([value]) for name, value in found.items()}
 
     def evaluate_clients(
@@ -205,20 +212,19 @@ class TorchProblem(Problem):
         x: Vector | None,
         buffers: Vector | None = None,
         weights: Mapping[str, Tensor] | None = None,
-    ) -> list[dict[str, Any]]:
-        """Metrics of a server model, or of a model by its `state_dict`, on each client's data: one row per client."""
+    ) -> list[Evaluation]:
+        """Metrics and summaries of a server model, or of a model by its `state_dict`, on each client's data."""
         if x is not None:
             self._load(x, buffers)
         elif weights is not None:
             self.trained(weights)
-        rows: list[dict[str, Any]] = []
-        with torch.inference_mode():
-            for client in self.here if self.client_tests is not None else ():
-                assert self.client_tests is not None
-                part, test = self.client_tests(client)
-                name = str(client) if self.names is None else self.names[client]
-                about = {"client": name, "data": part, "examples": len(test.data)}
-                rows.append({**about, **test(self.model)})
+        rows: list[Evaluation] = []
+        for client in self.here if self.client_tests is not None else ():
+            part, test = self.client_tests(client)  # type: ignore[misc]
+            name = str(client) if self.names is None else self.names[client]
+            about = {"client": name, "data": part, "examples": len(test.data)}
+            summaries: dict[str, list[float]] = {}
+            rows.append((about | dict(test(self.model, summaries)), summaries))
         return rows
 
     def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
@@ -239,6 +245,7 @@ class TorchProblem(Problem):
         self.model.load_state_dict(weights)
         return self.model.eval()
 
+    @torch.inference_mode()
     def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64]:
         """Mean loss in evaluation mode on a fixed sample: up to 10 clients, up to 64 examples per client."""
 
@@ -249,14 +256,13 @@ class TorchProblem(Problem):
 
         self._load(x, buffers)
         clients, losses = sample(SAMPLED_CLIENTS, self.clients, 0), []
-        with torch.inference_mode():
-            for client in clients:
-                data, total = self.client_data[client], 0.0
-                index = torch.tensor(sample(SAMPLED_EXAMPLES, len(data), 1 + client))
-                for part in index.split(batch_size_of(data, self.batch_size)):
-                    batch = placed(data.take(part), self.device)
-                    total += len(part) * float(self.loss(self.model, batch))
-                losses.append(total / len(index))
+        for client in clients:
+            data, total = self.client_data[client], 0.0
+            index = torch.tensor(sample(SAMPLED_EXAMPLES, len(data), 1 + client))
+            for part in index.split(batch_size_of(data, self.batch_size)):
+                batch = placed(data.take(part), self.device)
+                total += len(part) * float(self.loss(self.model, batch))
+            losses.append(total / len(index))
         weights = None if self.weights is None else self.weights[clients]
         return np.array([np.average(losses, weights=weights)])
 
@@ -270,10 +276,9 @@ class TorchProblem(Problem):
     def activate(self, x: Vector, P: LinearMap) -> Restricted:
         """The module inside x + range(Pᵀ), until `release`."""
         self.release()
-        picks = all(factor is None or picked(factor) is not None for factor in P.factors)
         # the model is then held once, as the vector x
         alone = self.on_client or self.layout.size >= LARGE
-        borrow = alone and self.in_memory and picks
+        borrow = alone and self.in_memory and P.picks
         self._active = Restricted(self.module, self.rules, x, P, self.recompute, borrow).__enter__()
         return self._active
 
@@ -298,5 +303,5 @@ class TorchProblem(Problem):
         """The running statistics of the module's norms as a flat vector; None where it has none."""
         if not self.tracked:
             return None
-        place = "meta" if self.module.flat.is_meta else "cpu"
-        return torch.cat([b.detach().reshape(-1).to(place) for b in self.tracked]).view(1, 1, -1)
+        joined = torch.cat([b.detach().reshape(-1) for b in self.tracked]).view(1, 1, -1)
+        return joined if joined.is_meta else joined.cpu()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,7 @@ from torch.func import functional_call
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.metric import IGNORED
 from fedspan.metrics._collected import one_number
-from fedspan.nn.batches import Batch, ClientData, Loader, Tensors, drawing
+from fedspan.nn.batches import Batch, ClientData, Items, Loader, Tensors, drawing
 from fedspan.nn.client_data import narrowed
 
 OutputLoss = Callable[[Tensor, Tensor], Tensor]
@@ -71,15 +70,15 @@ class ProblemKind:
         inputs, targets = as_pair(batch, who)
         if self.inputs is not None and isinstance(inputs, Tensor):
             inputs = narrowed(inputs, self.inputs, who)
-        if isinstance(targets, Tensor):
-            if self.kind == "other":
-                targets = targets if targets.is_floating_point() else targets.long()
-                if self.reshaped:
-                    targets = targets.reshape(len(targets), *self.outputs)
-            else:
-                convert = self._classes if self.kind == "classes" else self._numbers
-                targets = convert(targets, who)
-        return inputs, targets
+        if not isinstance(targets, Tensor):
+            return inputs, targets
+        if self.kind == "classes":
+            return inputs, self._classes(targets, who)
+        if self.kind != "other":
+            return inputs, self._numbers(targets, who)
+        targets = targets if targets.is_floating_point() else targets.long()
+        shape = (len(targets), *self.outputs) if self.reshaped else targets.shape
+        return inputs, targets.reshape(shape)
 
     def _classes(self, targets: Tensor, who: str) -> Tensor:
         count, *places = self.outputs
@@ -167,14 +166,11 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
         else:
             loss = F.cross_entropy
         known = loss
-    binary = known in BY_LOGIT or known in BY_PROBABILITY
-    kind: Kind = "other"
+    kind: Kind = "numbers" if known in OF_NUMBERS else "other"
     if known in BY_CLASS:
         kind = "classes"
-    elif binary:
+    elif known in (*BY_LOGIT, *BY_PROBABILITY):
         kind = "labels" if outputs[0].numel() > 1 else "binary"
-    elif known in OF_NUMBERS:
-        kind = "numbers"
     if kind == "classes" and (outputs.dim() < 2 or outputs.shape[1] == 1):
         raise SpecError(
             f"the model gives one output per example, and cross-entropy needs one per class; give `loss`: "
@@ -186,7 +182,7 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
         )
     _check_range(model, inputs.to(outputs.device, cast), outputs, loss)
     reshaped = kind == "other" and _check_own(loss, outputs, targets)
-    logits = known in BY_LOGIT if binary else None
+    logits = known in BY_LOGIT if kind in ("labels", "binary") else None
     return ProblemKind(kind, loss, cast, tuple(outputs.shape[1:]), dtype, logits, guessed, reshaped)
 
 
@@ -199,15 +195,13 @@ def _check_range(model: nn.Module, inputs: Tensor, outputs: Tensor, loss: Output
     logits = known in BY_LOGIT or known in (nn.CrossEntropyLoss, F.cross_entropy)
     if not logits and known not in BY_PROBABILITY:
         return
-    try:
-        leaves = any(
-            bool(((found < 0) | (found > 1)).any())
-            for found in itertools.chain(
-                [outputs], (_applied(model, inputs, "", scaled_by=by) for by in (30.0, -30.0))
-            )
-        )
-    except DataError:
-        return
+    leaves = bool(((outputs < 0) | (outputs > 1)).any())
+    for by in (30.0, -30.0) if not leaves else ():
+        try:
+            found = _applied(model, inputs, "", scaled_by=by)
+        except DataError:
+            return
+        leaves |= bool(((found < 0) | (found > 1)).any())
     if leaves and not logits:
         raise SpecError(
             f"the outputs of the model are not bound to 0 to 1, and `loss` {_name(loss)} takes probabilities; give "
@@ -309,16 +303,10 @@ def tried(model: nn.Module, inputs: Any, who: str) -> tuple[Any, torch.dtype | N
         return _applied(model, inputs, who), None
     if inputs.is_floating_point():
         return _applied(model, inputs.to(parameter), who), parameter.dtype
-    kinds = (
-        [inputs.dtype]
-        if inputs.dtype in (torch.int64, torch.uint8)
-        else [inputs.dtype, torch.int64]
-    )
-    for kind in kinds:  # token ids, or numbers that the model converts itself
-        try:
+    other = () if inputs.dtype == torch.uint8 else (torch.int64,)
+    for kind in dict.fromkeys((inputs.dtype, *other)):
+        with contextlib.suppress(DataError):  # token ids, or numbers that the model converts itself
             return _applied(model, inputs.to(parameter.device, kind), who), kind
-        except DataError:
-            continue
     if inputs.dtype == torch.uint8:
         raise DataError(
             f"{who} has inputs of uint8, which the model does not take; convert images by x.float() / 255"
@@ -359,9 +347,20 @@ def doubles(once: float, twice: float) -> bool:
     return abs(once) > 1e-6 and math.isclose(twice, 2 * once, rel_tol=1e-4)
 
 
+def converted(data: ClientData, kind: ProblemKind, who: str) -> ClientData:
+    """A client's data as the model and the loss take it; tensors are converted and checked at once."""
+    if isinstance(data, Loader):
+        return replace(data, data=converted(data.data, kind, who))
+    if isinstance(data, Tensors):
+        return Tensors(kind.batch(data.take(slice(None)), who))
+    if isinstance(data, Items):
+        return replace(data, convert=kind.batch, who=who)
+    return Converted(data, kind, who)
+
+
 @dataclass(frozen=True, eq=False)
 class Converted:
-    """Examples that are converted batch by batch."""
+    """Examples of a class of the user's own, which are converted batch by batch."""
 
     data: ClientData
     kind: ProblemKind
@@ -373,15 +372,6 @@ class Converted:
     def take(self, index: Tensor) -> Batch:
         """(inputs, targets) as the model and the loss take them."""
         return self.kind.batch(self.data.take(index), self.who)
-
-
-def converted(data: ClientData, kind: ProblemKind, who: str) -> ClientData:
-    """A client's data as the model and the loss take it; tensors are converted and checked at once."""
-    if isinstance(data, Loader):
-        return replace(data, data=converted(data.data, kind, who))
-    if isinstance(data, Tensors):
-        return Tensors(kind.batch(data.take(slice(None)), who))
-    return Converted(data, kind, who)
 
 
 def _of_one(shape: Any) -> str:

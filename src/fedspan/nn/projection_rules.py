@@ -9,16 +9,16 @@ then P applied. Biases, norms, small tensors and an output head with a weight of
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
+from fedspan.core.digest import digest
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.nn.layers import is_transposed
@@ -47,7 +47,7 @@ def projection_rules(
     model: nn.Module,
     project_modules: Sequence[str] = (),
     full_modules: Sequence[str] = (),
-    frozen_modules: Sequence[str] = (),
+    frozen_modules: Sequence[str] | None = None,
     min_numel: int = MIN_NUMEL,
 ) -> list[ProjectionRule]:
     """One rule for each tensor that is trained, in the order of `named_parameters`.
@@ -59,7 +59,7 @@ def projection_rules(
         model: The module. Tensors that match `frozen_modules` no longer require a gradient afterwards.
         project_modules: Projected although they are small or the output head.
         full_modules: Trained and sent in full.
-        frozen_modules: Neither trained nor sent.
+        frozen_modules: Neither trained nor sent; None: none.
         min_numel: Tensors with fewer numbers are sent in full.
 
     Raises:
@@ -77,16 +77,14 @@ def projection_rules(
             f"the model's {lazy[0]!r} has no shape yet; apply the model to a batch once before the run"
         )
     names = {name: all_names[id(p)] for name, p in model.named_parameters()}
-    _must_match(frozen_modules, names, "frozen_modules", "tensor")
-    for name, parameter in model.named_parameters():
-        if _matches(names[name], frozen_modules):
-            parameter.requires_grad_(False)
+    for name in _named(frozen_modules or (), names, "frozen_modules", "tensor"):
+        model.get_parameter(name).requires_grad_(False)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise SpecError("the model has no parameter that requires a gradient")
     names = {name: names[name] for name in trained}
-    _must_match(full_modules, names, "full_modules", "trained tensor")
-    _must_match(project_modules, names, "project_modules", "trained tensor")
+    in_full = _named(full_modules, names, "full_modules", "trained tensor")
+    chosen = _named(project_modules, names, "project_modules", "trained tensor")
     uses = Counter(
         id(p) for module in model.modules() for p in module._parameters.values() if p is not None
     )
@@ -103,13 +101,13 @@ def projection_rules(
         plain = len(sides) == 1 and len(own) == count
         axis = sides.pop() if plain else 1
         how: How = "full"
-        if _matches(names[name], full_modules):
+        if name in in_full:
             why = "named in `full_modules`"
         elif p.dim() < 2 or p.shape[axis] < 2:
             why = "no input side to project"
-        elif id(p) == head and count == 1 and not _matches(names[name], project_modules):
+        elif id(p) == head and count == 1 and name not in chosen:
             why = "output head"
-        elif p.numel() < min_numel and not _matches(names[name], project_modules):
+        elif p.numel() < min_numel and name not in chosen:
             why = f"fewer than {min_numel} numbers"
         else:
             how = "fused" if plain else "projected"
@@ -120,24 +118,26 @@ def projection_rules(
     return rules
 
 
-def _matches(names: Iterable[str], patterns: Sequence[str]) -> bool:
-    """Whether a pattern matches one of the names, a module that contains it, or the end of such a name."""
-    for name in names if patterns else ():
-        for path in itertools.accumulate(name.split("."), lambda a, b: f"{a}.{b}"):
-            if any(fnmatch.fnmatchcase(f".{path}", f"*.{pattern}") for pattern in patterns):
-                return True
-    return False
-
-
-def _must_match(
+def _named(
     patterns: Sequence[str], names: Mapping[str, Sequence[str]], argument: str, what: str
-) -> None:
+) -> set[str]:
+    """The tensors of which a pattern matches a name, a module that contains it, or the end of such a name."""
+    found = set[str]()
     for pattern in patterns:
-        if not any(_matches(own, [pattern]) for own in names.values()):
+        own = {
+            name
+            for name, known in names.items()
+            for one in known
+            for path in itertools.accumulate(one.split("."), lambda a, b: f"{a}.{b}")
+            if fnmatch.fnmatchcase(f".{path}", f"*.{pattern}")
+        }
+        if not own:
             shown = ", ".join(list(names)[:6])
             raise SpecError(
                 f"`{argument}` {pattern!r} matches no {what} of the model; it has {shown}, …"
             )
+        found |= own
+    return found
 
 
 def layout_of(
@@ -153,20 +153,15 @@ def layout_of(
 
 def frozen_digest(model: nn.Module) -> str:
     """A hash of the names, types, shapes and a sample of the numbers of frozen tensors; empty: there are none."""
-    frozen = [
-        (name, p.detach().reshape(-1))
-        for name, p in model.named_parameters()
-        if not p.requires_grad
-    ]
-    found = hashlib.blake2b(digest_size=8)
-    for name, flat in frozen:
-        found.update(f"{name} {flat.dtype} {flat.numel()} ".encode())
-        if flat.is_meta:  # an outline has no numbers
+    found = list[str | bytes]()
+    for name, p in model.named_parameters():
+        if p.requires_grad:
             continue
-        found.update(
-            flat[:: max(1, flat.numel() // SAMPLE)].to("cpu", torch.float64).numpy().tobytes()
-        )
-    return found.hexdigest() if frozen else ""
+        found.append(f"{name} {p.dtype} {p.numel()} ")
+        if not p.is_meta:  # an outline has no numbers
+            sample = p.detach().reshape(-1)[:: max(1, p.numel() // SAMPLE)]
+            found.append(sample.to("cpu", torch.float64).numpy().tobytes())
+    return digest(*found) if found else ""
 
 
 def state_dtype(weights: torch.dtype) -> torch.dtype:

@@ -9,6 +9,7 @@ after a later one, and so may a process of another run.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,34 +17,26 @@ from typing import Any
 import numpy as np
 
 from fedspan.core import checkpoint, wire
-from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError
+from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError, one_line
 from fedspan.core.files import lock_dir
-from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Round, Terms
 from fedspan.engine.simulator import BUFFERS, Replica, answer, opened, without_zeros
-from fedspan.remote.messages import (
-    MAX_REASON,
-    Agreement,
-    DisagreementError,
-    RoundMessage,
-    mark_of,
-)
+from fedspan.remote.messages import EVALUATE, MAX_REASON, Agreement, RoundMessage, mark_of, under
+from fedspan.remote.sites import AGREED, TEXT, own_evaluation, to_text
 from fedspan.replies.clip import after as after_reply
 from fedspan.replies.clip import leaked
-from fedspan.replies.fixed_point import FixedPoint, Payload
+from fedspan.replies.fixed_point import FixedPoint
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-RESTORE, LAST_ROUND = (
-    "restore.",
-    "last_round",
-)  # prefix of arrays that bring back a lost state, and of the round it is of
+RESTORE = "restore."  # prefix of arrays that bring back a lost state,
+LAST_ROUND = "last_round"  # and of the round it is of
 MAX_SETTINGS = 8000  # characters
 
 
-class StateLostError(Exception):
+class StateLostError(ProtocolError):
     """The state that the server counts on is not on disk."""
 
 
@@ -91,15 +84,8 @@ class StateFile:
             raise StateLostError(
                 "the state on disk follows from an update that the server has not accepted"
             )
-        own = {
-            k.removeprefix(f"{version}."): v
-            for k, v in arrays.items()
-            if k.startswith(f"{version}.")
-        }
-        state = wire.unpack(
-            {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")}
-        )
-        return Replica(state, own.get("x"), meta["last_round"][version])
+        own = under(f"{version}.", arrays)
+        return Replica(wire.unpack(under("state.", own)), own.get("x"), meta["last_round"][version])
 
     def save(self, message: RoundMessage, mark: int, before: Replica, after: Replica) -> None:
         """Write both versions in one step that survives a crash; `mark` is that of the reply to the message."""
@@ -133,6 +119,7 @@ class RemoteClient:
     secure: Privacy | None = None  # settings of secure sums: replies leave the machine masked only
     identity: Any = None  # an `Identity`, where keys are signed
     weighted: bool = False  # whether clients count by their numbers of examples in secure sums
+    allowed: str | None = None  # the metrics that this client may be evaluated by; None: all
 
     def reply(self, message: RoundMessage) -> RoundMessage:
         """Do the work of a round. Whatever goes wrong becomes a reply that says so."""
@@ -143,44 +130,50 @@ class RemoteClient:
                 raise ProtocolError(
                     f"the message is for client {message.client}, this is client {self.client}"
                 )
-            return replace(reply, status="ok", arrays=self.answer(message))
-        except StateLostError as error:
-            return replace(reply, status="lost", reason=str(error)[:MAX_REASON])
-        except DisagreementError as error:
-            text = self.agreement.text
-            own = text if len(text) <= MAX_SETTINGS else ""
-            return replace(reply, status="refused", reason=str(error)[:MAX_REASON], settings=own)
-        except ProtocolError as error:
-            return replace(reply, status="refused", reason=str(error)[:MAX_REASON])
+            if (answered := self.handlers.get(message.status)) is None:
+                raise ProtocolError(
+                    f"{message.status!r} is a question of secure sums, which this client's settings exclude"
+                )
+            return replace(reply, status="ok", arrays=answered(message))
         except Exception as error:
-            return replace(
-                reply, status="failed", reason=f"{type(error).__name__}: {error}"[:MAX_REASON]
-            )
+            reply = replace(reply, status="failed", reason=one_line(error, MAX_REASON))
+            if isinstance(error, StateLostError):
+                return replace(reply, status="lost")
+            if not isinstance(error, ProtocolError):
+                return reply
+            text = self.agreement.text
+            differs = message.fingerprint != reply.fingerprint and len(text) <= MAX_SETTINGS
+            return replace(reply, status="refused", settings=text if differs else "")
 
-    def answer(self, message: RoundMessage) -> wire.Arrays:
-        """The arrays of the reply; the client's new state is on disk before it leaves."""
-        if self.secure is not None:
-            return self._secure_answer(message, self.secure)
-        if message.status != "train":
-            raise ProtocolError(
-                f"{message.status!r} is a question of secure sums, which this client's settings exclude"
-            )
-        before, after, up, _, _ = self._train(message)
+    @property
+    def handlers(self) -> dict[str, Callable[[RoundMessage], wire.Arrays]]:
+        """What gives the arrays of the reply to each kind of message; what it keeps is on disk before they leave."""
+        if self.secure is None:
+            return {"train": self._train, EVALUATE: self._evaluate}
+        return dict.fromkeys(("keys", "shares", "train", "unmask"), self._secure_answer)
+
+    def _train(self, message: RoundMessage) -> wire.Arrays:
+        """The reply of a round in the open."""
+        before, after, up, _, _ = self._work(message)
         self.state_file.save(message, mark_of(up), before, after)
         return up
 
-    def _train(
+    def _evaluate(self, message: RoundMessage) -> wire.Arrays:
+        """The metrics of the model on this client's own test examples."""
+        return {TEXT: to_text(own_evaluation(self.problem, message.arrays, self.allowed))}
+
+    def _work(
         self, message: RoundMessage
     ) -> tuple[Replica, Replica, wire.Arrays, wire.Arrays, Round]:
         """A round's local work: (the client before and after it, its reply, the download, the round)."""
-        beside = (RESTORE, "secure.")
+        beside = (RESTORE, "secure.", AGREED)
         down = {k: v for k, v in message.arrays.items() if not k.startswith(beside)}
         before = self._replica(message)
         rnd = replace(self._round(message.t), last_round=np.array([[before.last_round]]))
         after, up = answer(self.method, self.problem, before, down, rnd)
         return before, after, up, down, rnd
 
-    def _secure_answer(self, message: RoundMessage, privacy: Privacy) -> wire.Arrays:
+    def _secure_answer(self, message: RoundMessage) -> wire.Arrays:
         """The answer to one of the four questions of a secure sum.
 
         A client app may be a new process for every question. What a session has answered is therefore written before
@@ -188,39 +181,41 @@ class RemoteClient:
         """
         from fedspan.replies.secure import client as protocol  # needs a library
 
+        assert self.secure is not None
         examples = self.problem.examples(self.client) if self.weighted else None
-        known = self.agreement.fingerprint
-        member = protocol.Member(self.client, privacy, self.identity, examples, known)
-        arrays, train = message.arrays, message.status == "train"
-        if train:  # the state follows from the rounded numbers
-            session = self.session(message.t)
-            session.expects("train", arrays)  # before hours of training
-            before, after, up, down, rnd = self._train(message)
-            reply = dict(up)
-            if BUFFERS in reply:
-                reply[BUFFERS] = reply[BUFFERS] - down[BUFFERS]
-            payload = Payload.of(FixedPoint.of(privacy), reply, self.method.statistics)
-            numbers, counted = payload.encode(reply, session.factor())
+        member = protocol.Member(
+            self.client, self.secure, self.identity, examples, self.agreement.fingerprint
+        )
+        arrays, question, t = message.arrays, message.status, message.t
+        if question == "train":
+            session = self.session(t)
+            protocol.read("train", arrays, session)  # before hours of training
+            before, after, up, down, rnd = self._work(message)
+            if BUFFERS in up:
+                up[BUFFERS] = up[BUFFERS] - down[BUFFERS]
+            fixed = FixedPoint.of(self.secure, self.method.statistics)
+            whole, counted, clipped = fixed.encode(up, session.factor())
             counted.pop(BUFFERS, None)
-            sent: Any = wire.unpack(counted)
+            # the state follows from the rounded numbers
             begun = leaked(self.method, before.state, rnd)
             opened_down = opened(self.method, before, down, rnd)
+            sent = wire.unpack(counted)
             state = after_reply(self.method, begun, after.state, opened_down, sent, rnd)
         with lock_dir(self._session_dir):
-            if message.status == "keys":
+            if question == "keys":
                 try:
                     last = self.session()
                 except ProtocolError:  # a damaged file is none
                     last = None
-                session, reply = protocol.advertise(arrays, member, message.t, last)
-            elif message.status == "shares":
-                session, reply = protocol.share(self.session(message.t), arrays, member)
-            elif train:
-                session, reply = protocol.mask(self.session(message.t), arrays, numbers)
+                session, reply = protocol.advertise(arrays, member, t, last)
+            elif question == "shares":
+                session, reply = protocol.share(self.session(t), arrays, member)
+            elif question == "train":
+                session, reply = protocol.mask(self.session(t), arrays, fixed.join(whole, clipped))
             else:
-                session, reply = protocol.unmask(self.session(message.t), arrays)
+                session, reply = protocol.unmask(self.session(t), arrays)
             checkpoint.save(self._session_dir / "session", session.arrays(), {})
-        if train:
+        if question == "train":
             self.state_file.save(message, mark_of(reply), before, replace(after, state=state))
         return reply
 
@@ -257,20 +252,16 @@ class RemoteClient:
 
     def _replica(self, message: RoundMessage) -> Replica:
         """The state before the round: from the message if it brings one, else the initial one or that on disk."""
-        brought = {
-            k.removeprefix(RESTORE): v for k, v in message.arrays.items() if k.startswith(RESTORE)
-        }
+        brought = under(RESTORE, message.arrays)
         if message.accepted and not brought:
             return self.state_file.load(message.accepted, message.mark, self.agreement.fingerprint)
         first = without_zeros(self.method.init_client(self.problem.x0, self.problem.layout))
-        if not brought:
-            return Replica(first, self._start() if self.known_start else None)
-        last_round = int(brought.pop(LAST_ROUND))
-        return Replica(wire.unpack(wire.pack(first) | brought), None, last_round)
-
-    def _start(self) -> Vector | None:
-        """What a new client has of the server's vectors before round 0; None if the method sends them in any case."""
+        if brought:
+            last_round = int(brought.pop(LAST_ROUND))
+            return Replica(wire.unpack(wire.pack(first) | brought), None, last_round)
+        if not self.known_start:
+            return Replica(first)
+        # what a new client has of the server's vectors before round 0, unless the method sends them in any case
         server = self.method.init_server(self.problem.x0, self.problem.layout)
-        down = self.method.broadcast(server, self._round(0))
-        sync = down.get("sync")
-        return None if sync is None else sync.model
+        sync = self.method.broadcast(server, self._round(0)).get("sync")
+        return Replica(first, None if sync is None else sync.model)

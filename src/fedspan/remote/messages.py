@@ -1,7 +1,8 @@
-"""The messages between server and clients: a small header of plain values, and named flat arrays.
+"""The messages between server and clients, what carries them, and what can go wrong on the way.
 
-Every message carries its protocol, its fedspan version and a fingerprint of what both ends must agree on. Ends that do
-not compute the same thing therefore stop with one clear error.
+A message has a small header of plain values, and named flat arrays. The header carries the protocol, the version of
+fedspan and a fingerprint of what both ends must agree on. Ends that do not compute the same thing therefore stop with
+one clear error.
 """
 
 from __future__ import annotations
@@ -9,27 +10,23 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import torch
 
 import fedspan
 from fedspan.core import wire
 from fedspan.core.digest import digest, digest_of_arrays
-from fedspan.core.errors import ProtocolError, one_of
+from fedspan.core.errors import ProtocolError, ResumableError, one_of
 from fedspan.core.layout import Layout
 
 PROTOCOL = 4
-Status = Literal["train", "keys", "shares", "unmask", "ok", "lost", "refused", "failed"]
-QUESTIONS: tuple[Status, ...] = (
-    "train",
-    "keys",
-    "shares",
-    "unmask",
-)  # the last three are of secure sums
-STATUSES: tuple[Status, ...] = (*QUESTIONS, "ok", "lost", "refused", "failed")
+ANSWERS = ("ok", "lost", "refused", "failed")
+DESCRIBE, SUMS, EVALUATE = "describe", "sums", "evaluate"  # questions about a client's own data
+STATUSES = ("train", "keys", "shares", "unmask", DESCRIBE, SUMS, EVALUATE, *ANSWERS)
+# keys to unmask are of secure sums
 HEADER: dict[str, type] = {
     "protocol": int, "version": str, "fingerprint": str, "status": str, "t": int, "client": int, "accepted": int,
     "mark": int, "reason": str, "settings": str,
@@ -42,7 +39,7 @@ KNOWN_START = "participation.known_start"  # in an agreement a hash of the initi
 class RoundMessage:
     """One message of a round, in either direction."""
 
-    status: Status
+    status: str  # one of STATUSES: a question, or how the client's work on it went
     t: int  # round
     client: int  # 0 to N - 1
     accepted: int  # updates of this client that the server accepted before this round
@@ -86,8 +83,36 @@ def mark_of(arrays: wire.Arrays) -> int:
     return int(digest_of_arrays(arrays, size=7), 16) or 1
 
 
-class DisagreementError(ProtocolError):
-    """The other end has another method, model, seed or other settings."""
+def under(prefix: str, arrays: wire.Arrays) -> wire.Arrays:
+    """The arrays whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+class DroppedError(ProtocolError):
+    """Why a reply does not count, and the kind of its event; a channel yields it in place of a reply.
+
+    Args:
+        text: The reason.
+        kind: Of the event.
+        sent: False if the message never left the server.
+    """
+
+    def __init__(self, text: str, kind: str = "no reply", sent: bool = True) -> None:
+        super().__init__(text)
+        self.kind, self.sent = kind, sent
+
+
+class StalledError(ResumableError):
+    """No round can be done: the clients are away, or refuse."""
+
+
+class Channel(Protocol):
+    """Carries messages to clients and returns their replies."""
+
+    def deliver(
+        self, messages: list[RoundMessage]
+    ) -> Iterator[tuple[int, RoundMessage | DroppedError]]:
+        """Yield (index of the message, its reply) as replies arrive; ends when the time is up or all have replied."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +124,8 @@ class Agreement:
     @staticmethod
     def of(settings: Mapping[str, Any], layout: Layout, seed: int) -> Agreement:
         """From nested plain values. `layout` stands for the model's tensors and its frozen weights."""
-        return Agreement(
-            json.dumps(
-                _flatten(settings) | {"seed": seed, "model": layout.fingerprint}, sort_keys=True
-            )
-        )
+        both = _flatten(settings) | {"seed": seed, "model": layout.fingerprint}
+        return Agreement(json.dumps(both, sort_keys=True))
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -113,7 +135,7 @@ class Agreement:
     def check(self, message: RoundMessage) -> None:
         """Raise unless the other end computes the same thing."""
         if message.fingerprint != self.fingerprint:
-            raise DisagreementError(
+            raise ProtocolError(
                 f"the other end has another method, model, seed or other settings (fingerprint "
                 f"{message.fingerprint:.12}, here {self.fingerprint}); give both the same spec and frozen weights"
             )
@@ -124,13 +146,12 @@ class Agreement:
             here, there = json.loads(self.text), dict(json.loads(message.settings))
         except (ValueError, TypeError, RecursionError):
             return message.reason
-        differing = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
+        differing = {key for key in {*here, *there} if here.get(key) != there.get(key)}
         if not differing:
             return message.reason
-        others = [
-            key for key in differing if key not in ("model", KNOWN_START)
-        ]  # which explain why these differ
-        if "model" in differing and not others:
+        others = differing - {"model", KNOWN_START}  # which explain why these differ
+        key = min(others, default=KNOWN_START)
+        if not others and "model" in differing:
             return (
                 "the model differs: give both ends the same tensors, projection and frozen weights"
             )
@@ -139,11 +160,10 @@ class Agreement:
                 f"the initial model differs, and with `{KNOWN_START}` clients are not sent it; give both ends the same "
                 f"weights, or remove `{KNOWN_START}`"
             )
-        if not others:
-            client, server = (str(KNOWN_START in one).lower() for one in (there, here))
-            return f"{KNOWN_START} is {client} on the client and {server} on the server; give both the same spec"
-        key = others[0]
-        client, server = (str(one.get(key, "the default"))[:60] for one in (there, here))
+        client, server = (
+            str(one.get(key, "the default"))[:60] if others else str(KNOWN_START in one).lower()
+            for one in (there, here)
+        )
         return (
             f"{key} is {client} on the client and {server} on the server; give both the same spec"
         )

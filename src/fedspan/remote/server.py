@@ -13,8 +13,10 @@ themselves at their next message, as after any reply that was lost.
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,63 +26,49 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, outside, weighted
 from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat
-from fedspan.core.reply import STATISTIC, outside, weighted
-from fedspan.core.round import Round, Terms
+from fedspan.core.round import Round
 from fedspan.core.sync import dated as redated
 from fedspan.engine.simulator import BUFFERS, without_zeros
 from fedspan.engine.states import ClientStates
-from fedspan.remote.channel import Channel, Failure, StalledError
+from fedspan.nn.problem import Evaluation
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import (
-    QUESTIONS,
+    ANSWERS,
     Agreement,
+    Channel,
+    DroppedError,
     RoundMessage,
-    Status,
+    StalledError,
     check_arrays,
     mark_of,
+    under,
 )
-from fedspan.replies.chain import Chain, Event, Replies
-from fedspan.replies.clip import leaked, scaled
-from fedspan.replies.clip import norms as norms_of_replies
-from fedspan.replies.fixed_point import FixedPoint, Payload, clipped_values
-from fedspan.replies.screen import OUTSIDE, norms
+from fedspan.remote.sites import evaluate
+from fedspan.replies.chain import OUTSIDE, Chain, Event, Replies
+from fedspan.replies.clip import clipped, leaked
+from fedspan.replies.fixed_point import FixedPoint, clipped_values
 
 ROOM = 1024  # bytes per array of a reply for its name and header
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a round
 
 
-class DroppedError(ProtocolError):
-    """A reply that does not count, and the kind of its event."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
-
-
 @dataclass
-class Collected:
-    """What a round's messages have brought so far, by place in the cohort."""
+class Exchange:
+    """What is sent in a round, and what it has brought so far, by place in the cohort."""
 
-    expected: wire.Arrays  # a reply as it must look
+    rnd: Round
+    down: Any
+    extra: wire.Arrays  # buffers, if any
     sent: npt.NDArray[np.int64]  # payload bytes
-    replies: dict[int, wire.Arrays] = field(default_factory=dict)
+    masked: bool  # by secure sums
     received: Counter[int] = field(default_factory=Counter)  # payload bytes
     marks: dict[int, int] = field(default_factory=dict)
-    lost: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-
-    def silent(self, rnd: Round, places: list[int], text: str) -> None:
-        """Notes those of some places that neither replied nor failed."""
-        named = {event.client for event in self.events}
-        for place in places:
-            client = int(rnd.ids[0, place])
-            if place not in self.replies and client not in named:
-                self.events.append(Event("no reply", client, text))
 
 
 @dataclass(eq=False)
@@ -98,6 +86,7 @@ class RemoteTransport:
     backup: InitVar[bool] = True  # whether to keep a copy of every client's state
     copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
     resume: InitVar[bool] = False  # whether an earlier process left its copies in `copies_dir`
+    agreed: wire.Arrays = field(default_factory=dict)  # sent to clients that may not have it yet
 
     def __post_init__(
         self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool
@@ -113,7 +102,9 @@ class RemoteTransport:
         # Copies follow from the accepted replies. Private fields of a state cannot be copied: they start again.
         self.private = self.method.private
         if type(self.method).update_client_state is Method.update_client_state:
-            self._copy_nothing()
+            # refuses a state of which nothing says what a reply does to it, before round 0
+            nothing, rnd = Bundle(), cast(Any, None)
+            self.method.update_client_state(self.first, nothing, nothing, rnd)
         without = self.private if backup else tuple(vars(self.first))
         self.kept = backup
         self.copies = ClientStates(
@@ -121,284 +112,254 @@ class RemoteTransport:
         )
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
-        """Send a round's messages and wait for the replies; clients that lost their state get a second message."""
+        """Do a round with the clients that reply well; with too few of them it is tried again for a while."""
         extra: wire.Arrays = {} if buffers is None else {BUFFERS: buffers}
-        once = self._exchange if chain.secure is None else self._secure_exchange
-        replies = once(rnd, down, extra, chain)
-        began, delay = time.monotonic(), FIRST_DELAY
-        while self.pause and not len(replies.places) and not self.over:
+        began, delay, none = time.monotonic(), FIRST_DELAY, np.zeros(rnd.ids.shape[1], np.int64)
+        sent, events = none[None], tuple[Event, ...]()
+        while True:
+            found = Exchange(rnd, down, extra, none.copy(), chain.secure is not None)
+            replies = (
+                self._secure_round(found, chain) if found.masked else self._round(found, chain)
+            )
+            sent, events = sent + found.sent, (*events, *found.events)
+            if len(replies.places) or not self.pause or self.over:
+                return replace(replies, sent=sent, events=events)
             if time.monotonic() - began > self.pause:
-                last = "; ".join(event.text for event in replies.events[-2:])
+                last = "; ".join(event.text for event in events[-2:])
                 raise StalledError(
                     f"round {rnd.t} had fewer than {self.min_replies} accepted replies for {self.pause:g} s "
                     f"({last}); resume the run when the clients are back"
                 )
             time.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)
-            before, replies = replies, once(rnd, down, extra, chain)
-            assert before.sent is not None
-            assert replies.sent is not None
-            replies = replace(
-                replies, sent=before.sent + replies.sent, events=before.events + replies.events
-            )
-        return replies
 
-    def _exchange(self, rnd: Round, down: Any, extra: wire.Arrays, chain: Chain) -> Replies:
-        cohort = rnd.ids.shape[1]
-        found = Collected(self._expect(rnd, down, extra), np.zeros(cohort, np.int64))
-        messages = {
-            place: self._message(rnd, place, self._download(down, place) | extra, found.expected)
-            for place in range(cohort)
-        }
-        self._collect(messages, found, rnd)
-        self._collect(self._restored(rnd, found.lost, down, extra, found), found, rnd)
-        self._screen(rnd, found, chain)
-        found.silent(rnd, list(range(cohort)), "no reply in time")
-        if (count := len(found.replies)) < self.min_replies:
-            few = f"{count} of {cohort} replies, fewer than {self.min_replies}; nothing counted"
-            return self._nothing(found, extra, few)
-        places = np.array(sorted(found.replies))
+    def _round(self, found: Exchange, chain: Chain) -> Replies:
+        """A round whose replies the server can read."""
+        rnd, cohort = found.rnd, found.rnd.ids.shape[1]
+        came = self._ask(
+            found,
+            "train",
+            {place: {} for place in range(cohort)},
+            self._expect(rnd, found.down, found.extra),
+        )
+        if chain.factor is not None:
+            order = sorted(came)
+            for arrays in (came[place] for place in order):
+                chain.came(_opened(arrays), arrays.get(BUFFERS))
+            for row, event in chain.all_came(rnd.subset(np.array(order, np.int64))):
+                came.pop(order[row], None)
+                found.events.append(event)
+        if len(came) < self.min_replies:
+            few = f"{len(came)} of {cohort} replies, fewer than {self.min_replies}; nothing counted"
+            return self._nothing(found, few)
+        places = np.array(sorted(came))
         accepted = rnd.subset(places)
         replies, beside = chain.gathering(accepted), []
         for number, place in enumerate(places.tolist()):
             # one at a time: a large reply is not kept beside the mean
-            arrays = found.replies.pop(place)
-            beside += [arrays.pop(BUFFERS)] if BUFFERS in arrays else []
-            up: Any = wire.unpack(arrays)
-            self._copy(rnd.subset(np.array([place])), down, up)
+            arrays = came.pop(place)
+            beside += [arrays[BUFFERS]] if BUFFERS in arrays else []
+            up = _opened(arrays)
+            self._copy(rnd.subset(np.array([place])), found.down, up)
             replies.add(number, up)
             del arrays, up
         buffers = torch.cat(beside, 1) if beside else None
-        return self._accept(accepted, places, replies.reply(), buffers, found)
+        return self._accept(found, places, replies.reply(), buffers)
 
-    def _secure_exchange(self, rnd: Round, down: Any, extra: wire.Arrays, chain: Chain) -> Replies:
+    def _secure_round(self, found: Exchange, chain: Chain) -> Replies:
+        """A round of which the server learns the sum alone."""
         from fedspan.replies.secure.server import SecureSum, TooFewError
 
         assert chain.secure is not None
-        self.over, ids = False, rnd.ids[0].tolist()
+        rnd, ids = found.rnd, found.rnd.ids[0].tolist()
+        like = self._expect(rnd, found.down, found.extra)
         places = {client: place for place, client in enumerate(ids)}
-        fixed = FixedPoint.of(chain.secure)
-        payload = Payload.of(fixed, self._expect(rnd, down, extra), self.method.statistics)
-        found = Collected({}, np.zeros(len(ids), np.int64))
+        fixed = FixedPoint.of(chain.secure, self.method.statistics)
 
         def ask(
-            phase: str, messages: dict[int, wire.Arrays], expected: wire.Arrays
+            question: str, messages: dict[int, wire.Arrays], expected: wire.Arrays
         ) -> dict[int, wire.Arrays]:
-            """The answers to one question, by client; whoever is silent or wrong is an event."""
-            part = replace(found, expected=expected, replies={}, marks={}, lost=[])
             own = {places[client]: message for client, message in messages.items()}
-            whole = own
-            if phase == "train":
-                whole = {p: self._download(down, p) | extra | one for p, one in own.items()}
-            status = cast(Status, phase)
-            asked = {p: self._message(rnd, p, one, expected, status) for p, one in whole.items()}
-            self._collect(asked, part, rnd, masked=True)
-            again = dict[int, RoundMessage]()
-            for place in part.lost if phase == "train" else ():
-                again |= self._restored(rnd, [place], down, extra | own[place], part)
-            self._collect(again, part, rnd, masked=True)
-            part.silent(rnd, list(own), f"no answer to {phase!r} in time")
-            found.marks = part.marks if phase == "train" else found.marks
-            return {ids[place]: arrays for place, arrays in part.replies.items()}
+            answers = self._ask(found, question, own, expected)
+            return {ids[place]: arrays for place, arrays in answers.items()}
 
         weights = None if rnd.weights is None else rnd.weights[0, :, 0].tolist()
+        length = 1 + sum(array.numel() for array in like.values())
         one = SecureSum(
-            ids, payload.length, chain.secure, ask, self._used,
+            ids, length, chain.secure, ask, self._used,
             weights=None if weights is None else dict(zip(ids, weights, strict=True)),
             about=f"{rnd.t} {self.agreement.fingerprint}",
         )  # fmt: skip
         one.threshold = max(one.threshold, self.min_replies)
-        few = ""
         try:
             survivors, total = one.run()
         except TooFewError as error:
             few = f"{error}; nothing counted"
+        else:
+            few = ""
+        self.over = bool(few) and one.asked == "unmask"  # clients help to open a round once
         found.events += [Event("refused", client, text) for client, text in one.events]
         if few:
-            self.over = one.asked == "unmask"  # clients help to open a round once
-            return self._nothing(found, extra, few)
+            return self._nothing(found, few)
         counted = np.array(sorted(places[client] for client in survivors))
         factors = sum(one.factors[client] for client in survivors)
-        mean, clipped = payload.decode(total, factors, len(counted))
+        totals, clipped = fixed.split(total, like)
+        mean = fixed.mean(totals, factors, len(counted), like)
         if clipped:
             found.events.append(Event("other", None, clipped_values(clipped, chain.secure)))
-        buffers = extra[BUFFERS] + mean.pop(BUFFERS) if BUFFERS in mean else None
-        accepted = rnd.subset(counted)
-        up: Any = weighted(wire.unpack(mean), accepted)
-        return self._accept(accepted, counted, up, buffers, found)
+        buffers = found.extra[BUFFERS] + mean.pop(BUFFERS) if BUFFERS in mean else None
+        up: Any = weighted(wire.unpack(mean), rnd.subset(counted))
+        return self._accept(found, counted, up, buffers)
 
-    def _nothing(self, found: Collected, extra: wire.Arrays, few: str) -> Replies:
+    def _nothing(self, found: Exchange, few: str) -> Replies:
         """A round that changes nothing."""
-        events = (*found.events, Event("other", None, few))
-        none = np.array([], np.int64)
-        return Replies(none, None, extra.get(BUFFERS), found.sent[None], events=events)
+        found.events.append(Event("other", None, few))
+        return Replies(np.array([], np.int64), None, found.extra.get(BUFFERS))
 
     def _accept(
-        self,
-        accepted: Round,
-        places: npt.NDArray[np.int64],
-        up: Any,
-        buffers: Vector | None,
-        found: Collected,
+        self, found: Exchange, places: npt.NDArray[np.int64], up: Any, buffers: Vector | None
     ) -> Replies:
         """Counts the updates of a round's clients."""
-        self.accepted[accepted.ids[0]] += 1
-        self.marks[accepted.ids[0]] = [found.marks[place] for place in places.tolist()]
+        clients = found.rnd.ids[0, places]
+        self.accepted[clients] += 1
+        self.marks[clients] = [found.marks[place] for place in places.tolist()]
         received = np.array([[found.received[place] for place in places.tolist()]])
-        return Replies(places, up, buffers, found.sent[None], received, tuple(found.events))
+        return Replies(places, up, buffers, received=received)
 
-    def _download(self, down: Any, place: int) -> wire.Arrays:
-        return wire.pack(wire.pick(down, place))
+    # one question to some clients
 
-    def _message(
+    def _ask(
         self,
-        rnd: Round,
-        place: int,
-        arrays: wire.Arrays,
+        found: Exchange,
+        question: str,
+        messages: dict[int, wire.Arrays],
         expected: wire.Arrays,
-        question: Status = "train",
-    ) -> RoundMessage:
-        client = int(rnd.ids[0, place])
-        most = sum(ROOM + array.numel() * array.element_size() for array in expected.values())
-        return RoundMessage(
-            question, rnd.t, client, int(self.accepted[client]), self.agreement.fingerprint, arrays,
-            mark=int(self.marks[client]), max_reply=most,
-        )  # fmt: skip
+    ) -> dict[int, wire.Arrays]:
+        """The replies to a question that are as they must be; a client that lost its state gets a second message.
 
-    def _collect(
-        self, messages: dict[int, RoundMessage], found: Collected, rnd: Round, masked: bool = False
-    ) -> None:
-        """Send messages, by place in the cohort, and take in the replies as they arrive.
+        Whatever goes wrong with one reply is that client's failure, never the run's: it becomes an event.
 
-        Whatever goes wrong with one reply is that client's failure, never the run's. A masked reply cannot be tried,
-        and has no norm: clients clip before they mask.
+        Args:
+            found: The round; sent and received bytes, marks and events are added to it.
+            question: Such as "train", with which the download is sent.
+            messages: The arrays of the question, by place in the cohort.
+            expected: A reply as it must look.
         """
-        places = list(messages)
-        for place, message in messages.items():
-            found.sent[place] += message.bytes
-        for index, reply in self.channel.deliver(list(messages.values())) if messages else ():
-            place, message = places[index], messages[places[index]]
-            try:
-                if isinstance(reply, Failure):
-                    found.sent[place] -= 0 if reply.sent else message.bytes
-                    raise DroppedError(reply.kind, reply.reason)
-                self._check(reply, message, place in found.replies)
-                if reply.status == "lost":
-                    found.lost.append(place)
-                    raise DroppedError("state lost", f"state lost: {reply.reason}")
-                arrays = self._read(reply, found.expected)
-                if not masked and rnd.privacy is not None:  # clients may not keep to it
-                    arrays = self._clipped(arrays, message, rnd.privacy)
-                if not masked:
-                    self._try(arrays, rnd.subset(np.array([place])))
-                found.replies[place] = arrays
-                found.received[place] += reply.bytes
-                found.marks[place] = mark_of(reply.arrays)
-            except DiskError:
-                raise
-            except Exception as error:
-                kind = error.kind if isinstance(error, DroppedError) else "other"
-                found.events.append(Event(kind, message.client, one_line(error)))
+        rnd, replies, lost, named = found.rnd, dict[int, wire.Arrays](), list[int](), set[int]()
+        most = sum(ROOM + array.numel() * array.element_size() for array in expected.values())
+        train = question == "train"
+        for again in (False, True):
+            asked: list[tuple[int, RoundMessage]] = []
+            for place in lost if again else messages:
+                client, arrays = int(rnd.ids[0, place]), messages[place]
+                if train and not again:
+                    first = {} if self.accepted[client] else self.agreed
+                    arrays = wire.pack(wire.pick(found.down, place)) | found.extra | arrays | first
+                elif again:
+                    try:
+                        arrays = self._restored(found, place) | found.extra | arrays | self.agreed
+                    except ProtocolError as error:
+                        text = f"cannot be brought back: {error}"
+                        found.events.append(Event("other", client, text))
+                        continue
+                message = RoundMessage(
+                    question, rnd.t, client, int(self.accepted[client]), self.agreement.fingerprint,
+                    arrays, mark=int(self.marks[client]), max_reply=most,
+                )  # fmt: skip
+                found.sent[place] += message.bytes
+                asked.append((place, message))
+            lost = []
+            for index, reply in self.channel.deliver([m for _, m in asked]) if asked else ():
+                place, message = asked[index]
+                try:
+                    if isinstance(reply, DroppedError):
+                        found.sent[place] -= 0 if reply.sent else message.bytes
+                        raise reply
+                    arrays = self._read(found, message, reply, expected)
+                    if place in replies:
+                        raise ProtocolError("a second reply was dropped")
+                    replies[place] = arrays
+                    found.received[place] += reply.bytes
+                    if train:
+                        found.marks[place] = mark_of(reply.arrays)
+                except DiskError:
+                    raise
+                except Exception as error:
+                    kind = error.kind if isinstance(error, DroppedError) else "other"
+                    if train and kind == "state lost" and not again and place not in lost:
+                        lost.append(place)
+                    named.add(place)
+                    found.events.append(Event(kind, message.client, one_line(error)))
+        late = f"no answer to {question!r} in time" if found.masked else "no reply in time"
+        for place in messages:
+            if place not in replies and place not in named:
+                found.events.append(Event("no reply", int(rnd.ids[0, place]), late))
+        return replies
 
-    def _screen(self, rnd: Round, found: Collected, chain: Chain) -> None:
-        """Drops replies that are far larger than usual; the states of their clients do not advance."""
-        for kind in range(2) if chain.screen.factor is not None else ():
-            places = sorted(found.replies)
-            own = [
-                [
-                    array
-                    for name, array in found.replies[place].items()
-                    if (name == BUFFERS) == bool(kind) and not name.startswith(STATISTIC)
-                ]
-                for place in places
-            ]
-            if any(own):
-                sizes = [[norms(arrays)[0][0] for arrays in own]]
-                for outlier in chain.screen.judge(sizes, kind):
-                    place = places[outlier.place]
-                    del found.replies[place]
-                    found.events.append(Event("left out", int(rnd.ids[0, place]), outlier.why))
+    def _read(
+        self, found: Exchange, message: RoundMessage, reply: RoundMessage, expected: wire.Arrays
+    ) -> wire.Arrays:
+        """The arrays of a reply, clipped; the one place where a reply is refused.
 
-    def _check(self, reply: RoundMessage, message: RoundMessage, again: bool) -> None:
-        """Raise unless this is the first reply to a message, and one that says how the client's work went."""
+        A masked reply cannot be tried, and has no norm: clients clip before they mask.
+        """
         if reply.status == "refused":
-            raise DroppedError("refused", f"refused: {self.agreement.explain(reply)}")
+            raise DroppedError(f"refused: {self.agreement.explain(reply)}", "refused")
         if reply.status == "failed":
-            raise DroppedError("failed", f"failed: {reply.reason}")
+            raise DroppedError(f"failed: {reply.reason}", "failed")
         if any(
             getattr(reply, one) != getattr(message, one)
             for one in ("t", "client", "accepted", "mark")
         ):
             raise ProtocolError(f"a reply to another message (round {reply.t}) was dropped")
-        if again:
-            raise ProtocolError("a second reply was dropped")
-        if reply.status in QUESTIONS:
+        if reply.status == "lost":
+            raise DroppedError(f"state lost: {reply.reason}", "state lost")
+        if reply.status not in ANSWERS:
             raise ProtocolError(f"a reply of status {reply.status!r} was dropped")
-
-    def _read(self, reply: RoundMessage, expected: wire.Arrays) -> wire.Arrays:
+        arrays = reply.arrays
+        rnd = found.rnd.subset(np.flatnonzero(found.rnd.ids[0] == message.client))
         try:
             self.agreement.check(reply)
-            check_arrays(reply.arrays, expected)
-            wrong = outside(self.method.statistics, reply.arrays)
+            check_arrays(arrays, expected)
+            wrong = outside(self.method.statistics, arrays)
             if wrong is not None and wrong.any():
                 raise ProtocolError(OUTSIDE)
+            if found.masked:
+                return arrays
+            if rnd.privacy is not None:  # clients may not keep to it
+                adapted = {BUFFERS: arrays[BUFFERS]} if BUFFERS in arrays else {}
+                clip = float(message.arrays[BUFFERS]) if adapted else rnd.privacy.clip
+                arrays = wire.pack(clipped(_opened(arrays), clip)[0]) | adapted
         except ProtocolError as error:
-            raise DroppedError("refused", f"reply refused: {error}") from None
-        return reply.arrays
-
-    def _clipped(self, arrays: wire.Arrays, message: RoundMessage, terms: Terms) -> wire.Arrays:
-        """A reply of the norm that every client has promised."""
-        beside = {BUFFERS: arrays[BUFFERS]} if BUFFERS in arrays else {}
-        clip = float(message.arrays[BUFFERS]) if beside else terms.clip
-        own = {name: array for name, array in arrays.items() if name != BUFFERS}
-        norm = norms_of_replies(list(own.values()))
-        return {name: scaled(array, norm, clip) for name, array in own.items()} | beside
+            raise DroppedError(f"reply refused: {error}", "refused") from None
+        if not all(array.is_floating_point() for array in arrays.values()):
+            try:  # whole numbers may point outside a vector
+                self.method.server_step(self._first_server, _opened(arrays), rnd)
+            except Exception as error:
+                told = f"reply refused: it cannot be decoded ({one_line(error, 80)})"
+                raise DroppedError(told, "refused") from None
+        return arrays
 
     @functools.cached_property
     def _first_server(self) -> Any:
         return self.method.init_server(self._x0, self.layout)
 
-    def _try(self, arrays: wire.Arrays, rnd: Round) -> None:
-        """Raise where the server's own step could not take a reply; whole numbers may point outside a vector."""
-        if all(array.is_floating_point() for array in arrays.values()):
-            return
-        own = {name: array for name, array in arrays.items() if name != BUFFERS}
-        up: Any = wire.unpack(own)
-        try:
-            self.method.server_step(self._first_server, up, rnd)
-        except Exception as error:
-            told = f"reply refused: it cannot be decoded ({one_line(error, 80)})"
-            raise DroppedError("refused", told) from None
+    # the clients' states
 
-    def _restored(
-        self, rnd: Round, lost: list[int], down: Any, extra: wire.Arrays, found: Collected
-    ) -> dict[int, RoundMessage]:
-        """Messages that bring the states of clients back, and x in full."""
-        messages = {}
-        for place in lost:
-            client = int(rnd.ids[0, place])
-            own = self.copies.take(np.array([client]), (1, 1))
-            state = {f"{RESTORE}{name}": getattr(own, name) for name in self.copies.tables}
-            private = f"; {', '.join(self.private)} starts again" if self.private else ""
-            words = f"state restored from the server's copy{private}"
-            last_round = int(rnd.last_round[0, place])
-            if not self.kept:
-                last_round, words = -1, "re-enters with an empty state: there is no copy of it"
-            state[f"{RESTORE}{LAST_ROUND}"] = torch.tensor([last_round])
-            found.events.append(Event("restored", client, words))
-            dated = redated(down, place, last_round)
-            try:
-                arrays = wire.pack(wire.pick(dated, place, full=True))
-            except ProtocolError as error:
-                found.events.append(Event("other", client, f"cannot be brought back: {error}"))
-                continue
-            messages[place] = self._message(rnd, place, arrays | state | extra, found.expected)
-        return messages
-
-    def _copy_nothing(self) -> None:
-        """Refuse a state of which nothing says what a reply does to it, before round 0."""
-        nothing, rnd = Bundle(), cast(Any, None)
-        self.method.update_client_state(self.first, nothing, nothing, rnd)
+    def _restored(self, found: Exchange, place: int) -> wire.Arrays:
+        """What brings the state of a client back, and x in full."""
+        rnd, client = found.rnd, int(found.rnd.ids[0, place])
+        own = self.copies.take(np.array([client]), (1, 1))
+        state = {f"{RESTORE}{name}": getattr(own, name) for name in self.copies.tables}
+        last_round = int(rnd.last_round[0, place]) if self.kept else -1
+        state[f"{RESTORE}{LAST_ROUND}"] = torch.tensor([last_round])
+        private = f"; {', '.join(self.private)} starts again" if self.private else ""
+        words = f"state restored from the server's copy{private}"
+        if not self.kept:
+            words = "re-enters with an empty state: there is no copy of it"
+        found.events.append(Event("restored", client, words))
+        dated = redated(found.down, place, last_round)
+        return wire.pack(wire.pick(dated, place, full=True)) | state
 
     def _copy(self, rnd: Round, down: Any, up: Any) -> None:
         """Renews the copy of the one client of `rnd` by its reply."""
@@ -414,25 +375,44 @@ class RemoteTransport:
 
         Messages of the same sizes have replies of the same shapes. A method whose rounds alternate has several.
         """
-        sizes = tuple(
-            value.numel() for value in vars(down).values() if isinstance(value, torch.Tensor)
-        )
+        parts = vars(down).values()
+        sizes = tuple(part.numel() for part in parts if isinstance(part, torch.Tensor))
         if sizes not in self._expected:
             one = replace(rnd.subset(np.array([0])), overwrite=False)
             _, up = self.method.client_step(self.first, down, Flat(), one)
-            self._expected[sizes] = {
-                name: array.to("meta") for name, array in (wire.pack(up) | extra).items()
-            }
+            arrays = wire.pack(up) | extra
+            self._expected[sizes] = {name: array.to("meta") for name, array in arrays.items()}
         return self._expected[sizes]
+
+    def evaluate(self, run: Any, names: Sequence[str]) -> list[Evaluation]:
+        """Every client's own evaluation of the model; events say whose is missing."""
+        events: list[Event] = []
+        found = evaluate(
+            self.channel,
+            [{} if count else self.agreed for count in self.accepted],
+            run.t,
+            self.agreement.fingerprint,
+            run.model(),
+            run.buffers,
+            events,
+        )
+        rows = []
+        for client, one in sorted(found, key=lambda pair: pair[0]):
+            metrics = {k: math.nan if v is None else v for k, v in one["metrics"].items()}
+            about = {"client": names[client], "data": one["data"], "examples": one["examples"]}
+            rows.append((about | metrics, one["summaries"]))
+        if events:
+            run.note(events)
+        return rows
 
     def save(self) -> wire.Arrays:
         """The number of accepted updates per client, the mark of the last one, and the copies of their states."""
-        counts = {
-            "accepted": torch.from_numpy(self.accepted),
-            "marks": torch.from_numpy(self.marks),
-        }
         copies = self.copies.save().items()
-        return counts | {f"copy.{name}": array for name, array in copies}
+        return self._counts() | {f"copy.{name}": array for name, array in copies}
+
+    def _counts(self) -> wire.Arrays:
+        counts = {"accepted": self.accepted, "marks": self.marks}
+        return {name: torch.from_numpy(count) for name, count in counts.items()}
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""
@@ -440,12 +420,18 @@ class RemoteTransport:
 
     def load(self, arrays: wire.Arrays) -> None:
         """Return to what `save` gave."""
-        mine = {"accepted": torch.from_numpy(self.accepted), "marks": torch.from_numpy(self.marks)}
-        wire.check_forms({name: arrays[name] for name in mine}, mine)
-        self.accepted, self.marks = (arrays[name].numpy().copy() for name in mine)
-        copies = {k.removeprefix("copy."): v for k, v in arrays.items() if k.startswith("copy.")}
+        counts = self._counts()
+        found = {name: arrays[name] for name in counts}
+        wire.check_forms(found, counts)
+        self.accepted, self.marks = (count.numpy().copy() for count in found.values())
+        copies = under("copy.", arrays)
         if self.copies.tables and not copies:
             raise SpecError(
                 "the checkpoint has no copies of the clients' states; resume with backup = false"
             )
         self.copies.load(copies)
+
+
+def _opened(arrays: wire.Arrays) -> Any:
+    """A reply from its arrays, without the buffers beside it."""
+    return wire.unpack({name: array for name, array in arrays.items() if name != BUFFERS})

@@ -60,15 +60,6 @@ def noise_for(target: float, q: float, rounds: int, delta: float) -> float:
     return high
 
 
-def without_count(noise: float, count_noise: float) -> float:
-    """The multiplier for the vectors if a count with this noise is released beside them (Andrew et al. 2021, thm. 1).
-
-    Both together then cost what one release with `noise` costs. The count is of ±1/2, so its multiplier is twice its
-    noise.
-    """
-    return 1 / math.sqrt(noise**-2 - (2 * count_noise) ** -2)
-
-
 def check_delta(delta: float, count: int, of: str) -> None:
     """Refuses a δ that would allow to publish the data of one of so many."""
     if delta * count >= 1:

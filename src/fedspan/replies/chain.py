@@ -1,18 +1,27 @@
 """What happens to the replies of a round, in order, in the simulator as across machines.
 
-    screen   replies that are out of all measure do not count (`replies.screen`)
+    screen   replies that are out of all measure do not count (`Chain.screened`)
     clip     with privacy each reply has at most the norm C; clients clip, and servers again (`replies.clip`)
     round    in secure sums each number is a whole one (`replies.fixed_point`)
     sum      their mean, a robust mean, or a secure sum (`replies.running_mean`, `aggregators`, `replies.secure`)
     noise    with privacy the sum gets noise (`replies.noise`)
 
 A method whose `server_step` uses nothing of the replies but `rnd.mean` takes one vector per run as that mean. So
-whatever combines the replies in another way hands it a reply with one row, (runs, 1, n). Statistics stay as they are:
+whatever combines the replies in another way hands it a reply with one row, (runs, 1, n).
+
+Every step takes the two kinds of parts apart by `core.bundle`: the payload is measured, clipped, combined and noised,
+whatever its parts are called; statistics must be within the ranges that the method declares, and stay as they are:
 `Round.average` takes their median.
+
+Screening: a finite number of 3e38 passes every other check and ends a run, because the next sum overflows. So a reply
+that is far larger than those of other clients is left out, as if it had not come. It is compared with the usual norm,
+the largest median norm of a round so far. The median of a round alone would not do: once most clients fit their data,
+their replies are almost zero, and an honest one that still learns is a million times larger.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -23,23 +32,28 @@ import torch
 
 from fedspan.aggregators.mean import Mean
 from fedspan.core import wire
+from fedspan.core.bundle import outside, payload
 from fedspan.core.config import Participation
-from fedspan.core.errors import one_line
+from fedspan.core.encoded import Encoded
+from fedspan.core.errors import CheckpointError, one_line
 from fedspan.core.extras import needs
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, is_plain_sum
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Round
 from fedspan.core.spec import Spec
-from fedspan.replies.clip import shrunk
 from fedspan.replies.fixed_point import FixedPoint
 from fedspan.replies.noise import Mechanism
-from fedspan.replies.running_mean import Gathered, RunningMean
-from fedspan.replies.screen import Screen
+from fedspan.replies.running_mean import Gathered
 
 LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
 NAMED = 5  # clients with the same event
+PIECE = 1 << 20  # numbers of a reply that are squared at once
+LEAST = 3  # replies of a round from which their median tells what is usual
+OUTSIDE = "its statistics are outside their ranges"
+KINDS = ("its norm", "the norm of its buffers")
+Norms = list[list[list[float]]]  # of each kind, run and client
+Outliers = list[tuple[int, "Event"]]  # the places of replies that do not count, and why
 
 
 class Event(NamedTuple):
@@ -105,8 +119,10 @@ class Chain:
         self.method, self.noise, self.secure = method, noise, secure
         chosen = Participation(screen=None) if participation is None else participation
         # With noise none is left out: one client could decide whether another one counts.
-        self.screen = Screen(None if noise or secure else chosen.screen, runs, method.statistics)
+        self.factor = None if noise or secure else chosen.screen
         self.aggregator = None if isinstance(chosen.aggregator, Mean) else chosen.aggregator
+        self.usual = [[0.0] * runs for _ in KINDS]  # the largest median norm of a round so far
+        self._came: list[Norms] = []  # of a round's replies that are screened one by one
 
     @staticmethod
     def of(
@@ -122,14 +138,78 @@ class Chain:
             FixedPoint.of(spec.secure).check(most)
         return Chain(method, spec.participation, runs=runs, noise=noise, secure=spec.secure)
 
+    # screen
+
+    def screened(
+        self, up: Any, buffers: Vector | None, rnd: Round, *, one_of_many: bool = False
+    ) -> Outliers:
+        """Those of a round's replies that do not count, as (place, event).
+
+        With `one_of_many` the replies come one by one, in calls of their own. They are compared with earlier rounds,
+        and are part of what is usual once `all_came` is called.
+        """
+        found: Outliers = []
+        wrong = outside(self.method.statistics, vars(up))
+        if wrong is not None and wrong.any():
+            found = [left_out(rnd, run, place, OUTSIDE) for run, place in wrong.nonzero().tolist()]
+        if self.factor is None:
+            return found
+        norms = self.norms(up, buffers)
+        if one_of_many:
+            self._came.append(norms)
+        return found + self.compared(norms, rnd, count=not one_of_many)
+
+    def came(self, up: Any, buffers: Vector | None) -> None:
+        """Takes in one of a round's replies, to be compared with the others by `all_came`."""
+        self._came.append(self.norms(up, buffers))
+
+    def norms(self, up: Any, buffers: Vector | None) -> Norms:
+        """The norms of the payload of replies, and of the buffers with them, if any."""
+        found = [norms_of(payload(up).values()).tolist()]
+        return found if buffers is None else [*found, norms_of([buffers]).tolist()]
+
+    def all_came(self, rnd: Round) -> Outliers:
+        """Those of the replies since the last call, which were all of a round, that are too large."""
+        came, self._came = self._came, []
+        kinds = [zip(*of_kind, strict=True) for of_kind in zip(*came, strict=True)]
+        joined = [[[norm for row in rows for norm in row] for rows in of_kind] for of_kind in kinds]
+        return self.compared(joined, rnd) if joined else []
+
+    def compared(self, norms: Norms, rnd: Round, count: bool = True) -> Outliers:
+        """Those of a round's replies that are too large by their norms, which `count` in what is usual."""
+        assert self.factor is not None
+        found: Outliers = []
+        for kind, usual, rows in zip(KINDS, self.usual, norms, strict=False):
+            for run, row in enumerate(rows):
+                ordered = sorted(row)
+                median = ordered[(len(row) - 1) // 2]
+                if count and len(row) >= LEAST and usual[run] < median < math.inf:
+                    usual[run] = median
+                most = self.factor * usual[run]
+                if most and not ordered[-1] <= most:
+                    # NaN and infinity are no lies but divergence, which must show
+                    found += [
+                        left_out(
+                            rnd,
+                            run,
+                            place,
+                            f"{kind}, {size:.3g}, is {size / usual[run]:.3g} times the median, {usual[run]:.3g}",
+                        )
+                        for place, size in enumerate(row)
+                        if most < size < math.inf
+                    ]
+        return found
+
+    # sum and noise
+
     def large(self, rnd: Round) -> bool:
         """Whether the models of all clients of a round are too large to be held at once."""
         return self.secure is None and bool(rnd.ids.shape[1] * rnd.layout.size >= LARGE)
 
-    def gathering(self, rnd: Round) -> Gathered | RunningMean:
+    def gathering(self, rnd: Round) -> Gathered:
         """What takes in replies one by one; large ones are averaged as they come where nothing needs each of them."""
         alone = self.aggregator is None and rnd.ids.shape[1] > 1 and self.large(rnd)
-        return RunningMean(rnd) if alone and is_plain_sum(self.method) else Gathered()
+        return Gathered(rnd, running=alone and is_plain_sum(self.method))
 
     def total(
         self, up: Any, buffers: Vector | None, rnd: Round
@@ -153,12 +233,48 @@ class Chain:
         leak = self.noise.settings.leak
         return shrunk(self.method, server, 1 - leak) if leak else server
 
+    # checkpoints
+
     def save(self) -> wire.Arrays:
         """What a resumed run needs: the usual norms, and the key of the noise."""
-        return {"usual": self.screen.save()} | ({} if self.noise is None else self.noise.save())
+        usual = torch.tensor(self.usual, dtype=torch.float64)
+        return {"usual": usual} | ({} if self.noise is None else self.noise.save())
 
     def load(self, arrays: wire.Arrays) -> None:
         """Puts back what `save` gave."""
-        self.screen.load(arrays["usual"])
+        wire.check_forms(arrays, self.save())
+        if not bool((arrays["usual"] >= 0).all()):
+            raise CheckpointError(
+                "the checkpoint is damaged: its usual norms are impossible; start the run again"
+            )
+        self.usual = arrays["usual"].tolist()
         if self.noise is not None:
-            self.noise.load({name: array for name, array in arrays.items() if name != "usual"})
+            self.noise.load(arrays)
+
+
+def left_out(rnd: Round, run: int, place: int, why: str) -> tuple[int, Event]:
+    """The place of a reply that does not count, and its event."""
+    seed = rnd.seeds[run] if len(rnd.seeds) > 1 else None
+    return place, Event("left out", int(rnd.ids[run, place]), f"reply left out: {why}", seed)
+
+
+def norms_of(parts: Iterable[Any]) -> Vector:
+    """‖reply‖ of each client over all of its parts, (runs, clients); of codes, over their scales and values.
+
+    In float64, in which no square of a float32 overflows. Torch makes a copy in that type, so piece by piece.
+    """
+    found = [
+        torch.linalg.vector_norm(piece, dim=-1, dtype=torch.float64)
+        for part in parts
+        for vector in (part.parts.values() if isinstance(part, Encoded) else (part,))
+        if vector.is_floating_point()
+        for piece in vector.split(PIECE, -1)
+    ]
+    norm: Vector = found[0] if len(found) == 1 else torch.stack(found).norm(dim=0)
+    return norm
+
+
+def shrunk(method: Method, state: Any, factor: float | Vector) -> Any:
+    """A state of server or clients with its controls times a factor."""
+    held = {name: getattr(state, name) for name in method.controls}
+    return state.replace(**{name: (value * factor).to(value.dtype) for name, value in held.items()})

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, payload, statistics_in
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Objective
 from fedspan.core.registry import name_of
-from fedspan.core.reply import payload, statistics_in
 from fedspan.core.round import Round
+from fedspan.replies.chain import norms_of, shrunk
 
 MARGIN = 1 - 1e-6  # clients stay so far below the clip that rounding does not lead above it
-
-
-def norms(parts: Sequence[Vector]) -> Vector:
-    """The norm of all that each client sends, (runs, clients, 1), in float64; infinite where a number is not finite."""
-    squares = sum(
-        (part.double().square().sum(-1, keepdim=True) for part in parts),
-        torch.zeros((), dtype=torch.float64),
-    )
-    found = torch.as_tensor(squares).sqrt()
-    return found.masked_fill(found.isnan(), torch.inf)
 
 
 def scaled(part: Vector, norm: Vector, clip: float | Vector) -> Vector:
@@ -41,9 +30,14 @@ def scaled(part: Vector, norm: Vector, clip: float | Vector) -> Vector:
 
 
 def clipped(message: Bundle, clip: float | Vector) -> tuple[Bundle, Vector]:
-    """(the message with a norm of at most `clip`, its norm before)."""
+    """(the message with a norm of at most `clip`, its norm before, (runs, clients, 1)); ∞ where that is not finite."""
     parts = payload(message)
-    norm = norms(list(parts.values()))
+    for name, part in parts.items():
+        if not (isinstance(part, torch.Tensor) and part.is_floating_point()):
+            raise SpecError(
+                f"{name!r} of the reply is no vector of real numbers, so it has no norm"
+            )
+    norm = norms_of(parts.values()).unsqueeze(-1).nan_to_num(torch.inf, torch.inf)
     return message.replace(**{n: scaled(v, norm, clip) for n, v in parts.items()}), norm
 
 
@@ -55,12 +49,6 @@ def leaked(method: Method, state: Any, rnd: Round) -> Any:
         (1 - rnd.privacy.leak) ** (rnd.t - rnd.last_round.astype(float))
     ).unsqueeze(-1)
     return shrunk(method, state, kept)
-
-
-def shrunk(method: Method, state: Any, factor: float | Vector) -> Any:
-    """A state of server or clients with its controls times a factor."""
-    held = {name: getattr(state, name) for name in method.controls}
-    return state.replace(**{name: (value * factor).to(value.dtype) for name, value in held.items()})
 
 
 def after(method: Method, before: Any, new: Any, down: Any, up: Any, rnd: Round) -> Any:

@@ -37,18 +37,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.bundle import payload
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.extras import needs
 from fedspan.core.layout import Vector
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Round, Terms
-from fedspan.core.wire import check_forms
 from fedspan.replies import accountant
 
 KEY_BYTES = 32
 SUMMED = 4  # Gaussian numbers per number of noise
 GRID = 2.0**-20  # of the standard deviation
+STEP = 0.2  # of the adapted clip
+COUNT_NOISE = 20.0  # qN divided by this is the noise of the count of clients within the clip
 
 
 def new_key() -> bytes:
@@ -80,10 +81,6 @@ def rounded(values: torch.Tensor, scale: float) -> torch.Tensor:
     return (values / step).round_().mul_(step)
 
 
-STEP = 0.2  # of the adapted clip
-COUNT_NOISE = 20.0  # qN divided by this is the noise of the count of clients within the clip
-
-
 @dataclass
 class Mechanism:
     """The private sum of a run's rounds."""
@@ -92,8 +89,8 @@ class Mechanism:
     clients: int  # N
     q: float
     noise: float  # σ of all that a round releases
-    key: bytes = field(default_factory=new_key, repr=False)
-    clip: float = 0.0  # C of the next round
+    clip: float  # C of the next round
+    key: bytes = field(repr=False)
 
     @staticmethod
     def of(
@@ -104,15 +101,13 @@ class Mechanism:
         key: bytes | None = None,
     ) -> Mechanism:
         """The mechanism of a run; `key` is for tests only."""
-        q = clients_per_round / clients
         assert settings.clip is not None
         accountant.check_delta(settings.delta, clients, "clients")
-        made = Mechanism(settings, clients, q, 0.0, key or new_key(), settings.clip)
-        noise = settings.noise
+        q, noise = clients_per_round / clients, settings.noise or 0.0
         if settings.epsilon is not None:
             noise = accountant.noise_for(settings.epsilon, q, rounds, settings.delta)
-        made.noise = noise or 0.0
-        if made.noise and settings.quantile is not None and made.noise >= 2 * made.count_noise:
+        made = Mechanism(settings, clients, q, noise, settings.clip, key or new_key())
+        if noise and settings.quantile is not None and noise >= 2 * made.count_noise:
             raise SpecError(
                 f"`quantile` needs more clients per round than {clients_per_round}: the count of those within the clip "
                 "would take the whole budget; leave it out"
@@ -131,10 +126,13 @@ class Mechanism:
 
     @property
     def vector_noise(self) -> float:
-        """σ of the vectors: with an adapted clip more than `noise`, so that both together cost what `noise` does."""
+        """σ of the vectors: with an adapted clip more than `noise`, so that both together cost what `noise` does.
+
+        The count is of ±1/2, so its multiplier is twice its noise (Andrew et al. 2021, thm. 1).
+        """
         if self.settings.quantile is None or not self.noise:
             return self.noise
-        return accountant.without_count(self.noise, self.count_noise)
+        return 1 / math.sqrt(self.noise**-2 - (2 * self.count_noise) ** -2)
 
     @property
     def per_number(self) -> float:
@@ -154,11 +152,8 @@ class Mechanism:
 
     def sent(self, like: Vector) -> Vector | None:
         """What is sent beside the model: the clip, if it is adapted."""
-        return (
-            None
-            if self.settings.quantile is None
-            else like.new_full((like.shape[0], 1, 1), self.clip)
-        )
+        adapted = self.settings.quantile is not None
+        return like.new_full((like.shape[0], 1, 1), self.clip) if adapted else None
 
     def cohort(self, t: int, runs: int) -> npt.NDArray[np.int64]:
         """Who takes part in round t, (runs, S)."""
@@ -174,21 +169,19 @@ class Mechanism:
         noise = normal(self.key, "noise", rnd.t, sum(sizes)).split(sizes)
         released = {}
         for (name, part), own in zip(parts.items(), noise, strict=True):
-            total = _sum(part, count)
+            total = part.double().sum(1, keepdim=True)
+            if part.shape[1] == 1 < count:  # one row for several clients is their mean
+                total = part.double() * count
             if scale:
                 total = rounded(total + scale * own.reshape(total.shape), scale)
             released[name] = (total / self.expected).to(part.dtype)
         if self.settings.quantile is not None:
-            self._adapt(within, rnd)
+            # moves the clip towards the quantile, by the noised share of clients within it
+            inside = 0.0 if within is None else float(within.double().clamp(-0.5, 0.5).sum())
+            if self.noise:
+                inside += self.count_noise * float(normal(self.key, "count", rnd.t, 1))
+            self.clip *= math.exp(-STEP * (inside / self.expected + 0.5 - self.settings.quantile))
         return up.replace(**released), replace(rnd, q=self.q)
-
-    def _adapt(self, within: Vector | None, rnd: Round) -> None:
-        """Moves the clip towards the quantile, by the noised share of clients whose norm was within it."""
-        assert self.settings.quantile is not None
-        total = 0.0 if within is None else float(within.double().clamp(-0.5, 0.5).sum())
-        if self.noise:
-            total += self.count_noise * float(normal(self.key, "count", rnd.t, 1))
-        self.clip *= math.exp(-STEP * (total / self.expected + 0.5 - self.settings.quantile))
 
     def epsilon(self, rounds: int) -> float:
         """ε after so many rounds."""
@@ -208,7 +201,6 @@ class Mechanism:
 
     def load(self, arrays: dict[str, torch.Tensor]) -> None:
         """Continues from what `save` gave."""
-        check_forms(arrays, self.save())
         clip, noise = arrays["clip"].tolist()
         adapted = self.settings.quantile is not None and 0 < clip < math.inf
         if not math.isclose(noise, self.noise, rel_tol=1e-3) or not (adapted or clip == self.clip):
@@ -216,10 +208,3 @@ class Mechanism:
                 "the checkpoint is damaged: its noise or clip is not that of its settings"
             )
         self.key, self.clip, self.noise = arrays["key"].numpy().tobytes(), clip, noise
-
-
-def _sum(part: Vector, count: int) -> Vector:
-    """Σ_S of the replies, in float64; one row for several clients is their mean."""
-    if part.shape[1] == 1 and count != 1:
-        return part.double() * count
-    return part.double().sum(1, keepdim=True)

@@ -34,7 +34,7 @@ from fedspan.core.extras import data_frame, needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import Method
 from fedspan.core.signals import ending_by_sigterm
-from fedspan.core.spec import Spec, changed, with_values
+from fedspan.core.spec import Spec, with_values
 from fedspan.core.terminal import plain
 from fedspan.study.budget import Link
 from fedspan.study.conduct import conduct
@@ -103,11 +103,11 @@ class Comparison:
                     **self.settings[entry.series.label],
                     "at_edge": entry.at_edge,
                     "rounds": int(curve.rounds[-1]),
-                    "up_bytes": int(curve.up[-1]),
-                    "down_bytes": int(curve.down[-1]),
+                    "up_bytes": int(curve.spent["up"][-1]),
+                    "down_bytes": int(curve.spent["down"][-1]),
                     "client_state_bytes": entry.client_state,
                     "client_memory_bytes": entry.client_memory,
-                    "seconds": float(curve.seconds[-1]),
+                    "seconds": float(curve.spent["seconds"][-1]),
                     "seeds": result.seeds,
                     "diverged": result.diverged,
                     "failed": result.failed,
@@ -324,7 +324,8 @@ def compare(
     told |= {"tail": tail} | settings | {"run_dir": None if out is None else str(out)}
     what = "model, clients" if isinstance(model, nn.Module) else "spec"
     what = repr(str(model)) if isinstance(model, str | PathLike) else what
-    words = [repr({label: changed(method) for label, method in named.items()}), what]
+    given = {label: tables.describe(method, changed=True) for label, method in named.items()}
+    words = [repr(given), what]
     for key, value in told.items():
         kept = isinstance(value, str | int | float | list | tuple | dict) and key not in DATA
         text = repr(value) if kept and len(repr(value)) < 200 else key

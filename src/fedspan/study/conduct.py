@@ -138,6 +138,7 @@ def show(made: report.Report, minutes: float, files: Sequence[Path], console: Co
     """Print the main table of every section and the verdict; a terminal has room for few columns."""
     for one in made.sections:
         part, main = one.part, one.tables[0]
+        assert part is not None
         lines = [
             main.header,
             *([cell if isinstance(cell, str) else cell.main for cell in row] for row in main.rows),

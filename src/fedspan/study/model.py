@@ -50,7 +50,7 @@ from fedspan.core.errors import (
 from fedspan.core.spec import Spec, read_toml, with_values
 from fedspan.engine.history import HELD_OUT, sign_of
 from fedspan.study.budget import Budget
-from fedspan.study.curves import Curve, Goal, Table, Tail, setting
+from fedspan.study.curves import Goal, Series, Table, Tail, setting
 
 SPECS = Path(__file__).parent / "specs"
 Point = dict[str, Any]  # dotted key of a spec → value
@@ -194,11 +194,11 @@ class Part:
         count = int(self.tail if self.tail >= 1 else evaluations * self.tail)
         return max(1, min(evaluations, count))
 
-    def inside(self, curve: Curve) -> Curve:
+    def inside(self, curve: Series) -> Series:
         """The rows of a curve that the budget allows; all if there is none."""
         return curve if self.budget is None else curve.within(self.budget.limits)
 
-    def result(self, curve: Curve) -> Tail:
+    def result(self, curve: Series) -> Tail:
         """The mean of the last evaluations within the budget."""
         curve = self.inside(curve)
         return curve.tail(self.last(len(curve.rounds)))

@@ -29,8 +29,8 @@ from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.extras import data_frame
 from fedspan.core.method import Method
-from fedspan.core.spec import Spec, changed, with_values
-from fedspan.core.tables import as_choice, describe
+from fedspan.core.spec import Spec, with_values
+from fedspan.core.tables import build, describe
 from fedspan.core.terminal import plain
 from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import make_runs
@@ -238,7 +238,7 @@ def _method(method: Method, point: Mapping[str, Any]) -> Any:
         if isinstance(bits, bool) or not isinstance(bits, int) or not 3 <= bits <= 16:
             raise SpecError(f"`bits` must be 32, or a whole number from 3 to 16, got {shown(bits)}")
         bucket = min(2048, max(1, (2 ** (bits - 1) - 1) ** 2 // 2))
-        code = as_choice("compressor", {"name": "qsgd", "bits": bits, "bucket": bucket})
+        code = build("compressor", {"name": "qsgd", "bits": bits, "bucket": bucket})
         for key in ("uplink", "downlink"):
             axis: Any = getattr(method, key)
             if getattr(axis, "logs", True):
@@ -251,7 +251,7 @@ def _method(method: Method, point: Mapping[str, Any]) -> Any:
 def method_table(found: Tuned) -> dict[str, Any]:
     """The method for a spec: what differs from its defaults, and every setting that was chosen, also as a default."""
     point = _point(found.rows[0])
-    table = changed(found.method)
+    table = describe(found.method, changed=True)
     if point.pop("bits", None) is not None:
         whole = describe(found.method)
         table |= {key: whole[key] for key in ("uplink", "downlink") if key in whole}

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedspan.core.errors import SpecError, one_of, path_of
-from fedspan.core.extras import needs
+from fedspan.core.extras import needs, versions
 from fedspan.core.files import make_dir, write_atomic
-from fedspan.core.versions import versions
 from fedspan.engine.history import higher_is_better, main_metric, sign_of
 from fedspan.study import results as data
 from fedspan.study import tables
@@ -29,15 +28,16 @@ FORMATS = ("html", "md", "csv", "png")
 
 @dataclass(frozen=True)
 class Section:
-    """A part with its tables: a section of the page and of the Markdown, rows of the CSV."""
+    """A section of the page and of the Markdown, rows of the CSV: a part with its tables, or tables and drawings."""
 
     title: str
     about: str
-    part: Part
-    entries: list[Entry]
     tables: list[TextTable]  # the first stands open on the page, the others are folded away
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
     verdict: list[str] = field(default_factory=list)  # what the results say, in sentences
+    part: Part | None = None
+    entries: list[Entry] = field(default_factory=list)
+    drawings: list[Path] = field(default_factory=list)  # SVG files
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Report:
 
     @property
     def told(self) -> list[str]:
-        """What stands first."""
+        """Return what stands first."""
         return [text for text in (self.score, *self.verdict) if text]
 
     def write(self, out: Path, formats: Sequence[str]) -> list[Path]:
-        """Write the report in the given formats; the files."""
+        """Write the report in the given formats and return the files."""
         texts: dict[str, str] = {}
         if "html" in formats:
             from fedspan.study import page
@@ -67,13 +67,14 @@ class Report:
             texts["index.html"] = page.render(self)
         if "md" in formats:
             texts["tables.md"] = self._markdown()
+        parts = [(one.title, one.part, one.entries) for one in self.sections if one.part]
         if "csv" in formats:
             records, curves = [], []
-            for one in self.sections:
-                named = {"part": one.title} if len(self.sections) > 1 else {}
-                records += [named | record for record in tables.records(one.part, one.entries)]
-                for entry in one.entries:
-                    row = {"row": one.part.rows[entry.row].label} if len(one.part.rows) > 1 else {}
+            for title, part, entries in parts:
+                named = {"part": title} if len(parts) > 1 else {}
+                records += [named | record for record in tables.records(part, entries)]
+                for entry in entries:
+                    row = {"row": part.rows[entry.row].label} if len(part.rows) > 1 else {}
                     curves.append((named | row, entry.series))
             texts["results.csv"] = tables.results_csv(records)
             texts["curves.csv"] = tables.curves_csv(curves)
@@ -84,28 +85,25 @@ class Report:
         if "png" in formats:
             from fedspan.study import figures
 
-            for one in self.sections:
-                drawn = figures.draw(one.part, one.entries, out / "figures" / one.part.name)
+            for _, part, entries in parts:
+                drawn = figures.draw(part, entries, out / "figures" / part.name)
                 files.append(drawn.with_suffix(".png"))
         return files
 
     def _markdown(self) -> str:
-        texts = [f"# {self.title}\n", *(f"{text}\n" for text in (*self.told, self.lead) if text)]
+        texts = [f"# {self.title}", *self.told, self.lead]
         for one in self.sections:
-            words = filter(None, (one.about, " ".join(one.verdict)))
-            parts = [f"## {one.title}\n", *(f"{text}\n" for text in words)]
+            texts += [f"## {one.title}", one.about, " ".join(one.verdict)]
             for table in one.tables:
-                heading = f"### {table.title}\n\n" if table.title else ""
-                parts.append(heading + table.markdown())
-            parts.append("".join(f"- {note}\n" for note in one.notes))
-            memory = any(entry.client_memory is not None for entry in one.entries)
-            parts.append(f"{tables.MEMORY_NOTE}\n" if memory else "")
-            texts.append("\n".join(filter(None, parts)))
-        return "\n".join(texts)
+                texts += [f"### {table.title}" if table.title else "", table.markdown().rstrip()]
+            texts.append("\n".join(f"- {note}" for note in one.notes))
+            if any(entry.client_memory is not None for entry in one.entries):
+                texts.append(tables.MEMORY_NOTE)
+        return "\n\n".join(filter(None, texts)) + "\n"
 
 
 def of_study(results: Results) -> Report:
-    """A study as its data has it."""
+    """Return the report of a study from its data."""
     study, sections = results.study, []
     for part in study.parts:
         entries = results.entries[part.name]
@@ -116,7 +114,8 @@ def of_study(results: Results) -> Report:
         events = [note for entry in entries for note in entry.notes]
         notes = [*tables.orders(part, entries), *dict.fromkeys(failed), *events]
         title, about = part.title or "Results", part.about or described(part)
-        sections.append(Section(title, about, part, entries, made, notes, said(part, entries)))
+        verdict = said(part, entries)
+        sections.append(Section(title, about, made, notes, verdict, part, entries))
     footer = ", ".join(f"{name} {number}" for name, number in results.versions.items())
     if results.minutes >= 0.1:
         footer = f"{results.minutes:.1f} core-minutes of computing. {footer}"
@@ -129,12 +128,12 @@ def of_study(results: Results) -> Report:
 
 
 def titled(part: Part) -> str:
-    """What is compared on what."""
+    """Return what is compared on what."""
     return title_of([variant.label for variant in part.variants], part.base.get("task", {}))
 
 
 def _of_runs(title: str, series: list[Series], metric: str | None) -> Section:
-    """Runs on one task that were found somewhere."""
+    """Return the section of runs on one task that were found somewhere."""
     known = [name for name in series[0].metrics if all(name in one.metrics for one in series)]
     if metric is not None:
         one_of("metric", metric, known)
@@ -146,20 +145,17 @@ def _of_runs(title: str, series: list[Series], metric: str | None) -> Section:
     goal: Goal = "max" if sign_of(metric, given, option="") > 0 else "min"
     variants = [Variant(one.label, one.label, "", {}, {}) for one in series]
     part = Part(name="runs", base=series[0].spec, variants=variants, metric=metric, goal=goal)
-    entries = []
+    entries, notes = [], []
     best = tables.best_first(part, series)  # the best ones get the most distinct colors
     for n, one in enumerate(series):
         curve = one.curve(metric)
         drawn = dataclasses.replace(one.thin(), color=COLORS[best.index(n) % len(COLORS)])
-        ends = curve.tail(1), curve.best(part.goal)
+        ends = curve.tail(1), curve.best(goal)
         entries.append(Entry(0, one.label, drawn, *ends, **one.costs))
-    notes = [
-        f"{one.label}: seed {seed} is at round {t} of {one.spec['rounds']}"
-        for one in series
-        for seed, t in one.unfinished.items()
-    ]
+        for seed, t in one.unfinished.items():
+            notes.append(f"{one.label}: seed {seed} is at round {t} of {one.spec['rounds']}")
     table = dataclasses.replace(tables.runs(part, entries), title="")
-    return Section(title, "", part, entries, [table], notes)
+    return Section(title, "", [table], notes, [], part, entries)
 
 
 def check(formats: Sequence[str]) -> None:
@@ -207,8 +203,9 @@ def of_places(places: Sequence[Path], metric: str | None, command: str) -> Repor
     title = f"{count} runs on {len(sections)} tasks"
     if len(sections) == 1:
         (one,) = sections
-        methods = dict.fromkeys(entry.series.spec["method"]["name"] for entry in one.entries)
-        title = title_of(list(methods), one.part.base.get("task", {}))
+        specs = [entry.series.spec for entry in one.entries]
+        methods = dict.fromkeys(spec["method"]["name"] for spec in specs)
+        title = title_of(list(methods), specs[0].get("task", {}))
     told = [text for study in studies for text in study.told]
-    told += [standing(one.part, one.entries) for one in sections if not studies]
+    told += [standing(one.part, one.entries) for one in sections if one.part and not studies]
     return Report(title, lead, sections, command, footer=footer, verdict=told)

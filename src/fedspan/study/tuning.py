@@ -21,7 +21,7 @@ from fedspan.engine import history
 from fedspan.engine.loop import Line
 from fedspan.engine.provenance import LR, read_lr
 from fedspan.engine.tuner import STAGES, Floats, halve, stage_end
-from fedspan.study.curves import Axis, Curve, Series, Table, Tail, recorded
+from fedspan.study.curves import Axis, Series, Table, Tail, recorded
 from fedspan.study.jobs import Job, jobs_of
 from fedspan.study.model import Case, Part, Point, Study, Variant, settings
 
@@ -35,8 +35,8 @@ class Tried:
     point: Point
     rounds: int
     end: Tail  # in the metric that decides the tuning
-    deciding: Curve | None = None  # the same metric over rounds; None: read from a data file
-    curve: Curve | None = None  # the metric of the part
+    deciding: Series | None = None  # the same metric over rounds; None: read from a data file
+    curve: Series | None = None  # the metric of the part
     dropped: bool = False  # far behind the best one, and not run to the end
 
 
@@ -179,7 +179,7 @@ class Cell:
         return self._read(self.running())
 
     @property
-    def curve(self) -> Curve:
+    def curve(self) -> Series:
         """The same in the metric of the part."""
         return self.series.curve(self.part.metric)
 
@@ -190,7 +190,7 @@ class Cell:
         whole = [curve for curve in curves if curve.alive()]
         return min(float(curve.most(axis)[-1]) for curve in whole or curves)
 
-    def at(self, axis: Axis, cost: float, curve: Curve | None = None) -> Tail:
+    def at(self, axis: Axis, cost: float, curve: Series | None = None) -> Tail:
         """The result at a cost; by default of all seeds at the point."""
         curve = (curve or self.curve).within({axis: cost})
         return curve.tail(self.part.last(len(curve.rounds)))
@@ -216,7 +216,7 @@ class Cell:
         curve = self.curve
         there = np.flatnonzero(self.part.sign * (curve.values.mean(0) - self.row.target) > 0)
         axes: tuple[Axis, ...] = ("round", "up", "total")
-        return [float(curve.spent(axis)[there[0]]) for axis in axes] if len(there) else None
+        return [float(curve.spent[axis][there[0]]) for axis in axes] if len(there) else None
 
     @property
     def failures(self) -> list[str]:
@@ -304,7 +304,7 @@ def edges(variant: Variant, point: Point) -> Point:
     return found
 
 
-def by_seed(part: Part, curve: Curve) -> list[float]:
+def by_seed(part: Part, curve: Series) -> list[float]:
     """The result of every seed, as in `Part.result`; nan for one that diverged or failed."""
     curve = part.inside(curve)
     ends, alive = curve.values[:, -part.last(len(curve.rounds)) :].mean(1), curve.alive()

@@ -10,6 +10,7 @@ about other seeds on the same test set; how far another test set would move an a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +22,8 @@ from fedspan.study.budget import sized
 from fedspan.study.curves import Floats, Table
 from fedspan.study.model import Part, settings
 from fedspan.study.results import Entry
-from fedspan.study.tables import in_percent, name_of, ranked, shown
-from fedspan.study.tuning import by_seed, edges
+from fedspan.study.tables import name_of, ranked, scale_of, shown
+from fedspan.study.tuning import edges
 
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; the last one serves for all that follow.
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -41,20 +42,15 @@ DATA = {
 
 
 def said(part: Part, entries: Sequence[Entry]) -> list[str]:
-    """One sentence per question: which method, and what to know about that answer."""
+    """Return one sentence per question: which method, and what to know about that answer."""
     if len(part.rows) > 1 or not entries:
         return _best_by_row(part, entries)
     questions = (_choice, _noise, _edge, _lost, _little_to_gain, _how)
     return [text for about in questions if (text := about(part, entries))]
 
 
-def verdict(part: Part, entries: Sequence[Entry]) -> str:
-    """The sentences as one text."""
-    return " ".join(said(part, entries))
-
-
 def _best_by_row(part: Part, entries: Sequence[Entry]) -> list[str]:
-    """Which methods have the best mean in how many rows; nothing where rows compare costs or one method alone."""
+    """Return which methods have the best mean in how many rows; nothing where rows compare costs or one method."""
     winners: list[str] = []
     for number, row in enumerate(part.rows):
         here = [one for one in entries if one.row == number and one.final.whole]
@@ -62,16 +58,16 @@ def _best_by_row(part: Part, entries: Sequence[Entry]) -> list[str]:
             winners.append(ranked(part, here)[0].series.label)
     if not winners:
         return []
-    labels = sorted(dict.fromkeys(winners), key=lambda label: -winners.count(label))
-    alone = len(labels) == 1
-    named = [f"{one} in {f'all {len(winners)}' if alone else winners.count(one)}" for one in labels]
+    counts = Counter(winners).most_common()
+    named, of_rows = [f"{label} in {count}" for label, count in counts], f" of {len(winners)}"
+    if len(counts) == 1:
+        named, of_rows = [f"{winners[0]} in all {len(winners)}"], ""
     most = "Highest" if part.goal == "max" else "Lowest"
-    of_rows = "" if alone else f" of {len(winners)}"
     return [f"{most} mean {name_of(part.metric)}: {_listed(named)}{of_rows} rows."]
 
 
 def _choice(part: Part, entries: Sequence[Entry]) -> str:
-    """Which method to take."""
+    """Return which method to take."""
     whole = [one for one in ranked(part, entries) if one.final.whole]
     if not whole:
         return "No method has a result in every seed."
@@ -79,53 +75,54 @@ def _choice(part: Part, entries: Sequence[Entry]) -> str:
     where = f" after {part.base['rounds']} rounds"
     if part.budget is not None:
         where = f" at {part.budget.words()}"
-    label, seeds = best.series.label, len(_ends(part, best))
+    label, seeds, scale = best.series.label, len(best.ends), scale_of(part.metric)
     value = f"{name_of(part.metric)} {_value(part, best)}"
+    names = [f"{one.series.label} ({_value(part, one)})" for one in others]
     if not others:
         return f"{label}{where}: {value}{f' over {seeds} seeds' if seeds > 1 else ''}."
-    second = others[0]
-    if not np.isfinite([*_ends(part, best), *_ends(part, second)]).all():  # only means were kept
+    if not np.isfinite([*best.ends, *others[0].ends]).all():  # only means were kept
         most = "highest" if part.goal == "max" else "lowest"
-        return f"{label} has the {most} mean{where}: {value}; next is {_named(part, second)}."
-    if seeds == 1 and best.final.mean == second.final.mean:
-        return f"In one seed {label} and {second.series.label} end equal{where}: {value}."
+        return f"{label} has the {most} mean{where}: {value}; next is {names[0]}."
+    if seeds == 1 and best.final.mean == others[0].final.mean:
+        return f"In one seed {label} and {others[0].series.label} end equal{where}: {value}."
+    gaps = [part.sign * _gaps(best, one) for one in others]
     apart = [told_apart(part, best, one) for one in others]
-    sure = [
-        told or bool((part.sign * _gaps(part, best, one) > 0).all())  # or ahead in every seed
-        for told, one in zip(apart, others, strict=True)
-    ]
-    if mixed := others[: sure.index(True)] if True in sure else others:
-        listed = _listed([_named(part, one) for one in mixed])
-        text = f"The {seeds} seeds do not tell {label} ({value}) apart from {listed}{where}"
-        sent = {
-            one.series.label: float(one.curve(part).spent("total")[-1]) for one in (best, *mixed)
-        }
-        least = min(sent, key=lambda one: sent[one])
-        if sent[least] < CHEAPER * max(sent.values()):
-            text += f"; of these, {least} sends least in both directions, {sized(sent[least])}"
+    sure = [told or bool((gap > 0).all()) for told, gap in zip(apart, gaps, strict=True)]
+    if not sure[0]:
+        mixed = sure.index(True) if True in sure else len(sure)
+        text = f"The {seeds} seeds do not tell {label} ({value}) apart from {_listed(names[:mixed])}{where}"
+        sent = [float(one.curve(part).spent["total"][-1]) for one in whole[: mixed + 1]]
+        least = min(sent)
+        if least < CHEAPER * max(sent):
+            cheap = whole[sent.index(least)].series.label
+            text += f"; of these, {cheap} sends least in both directions, {sized(least)}"
         return f"{text}."
-    gap = abs(best.final.mean - second.final.mean)
-    amount = f"{100 * gap:.1f} points" if in_percent(part.metric) else f"{gap:.2g}"
+    gap = abs(best.final.mean - others[0].final.mean)
+    amount = f"{scale * gap:.1f} points" if scale == 100 else f"{gap:.2g}"
     better = "higher" if part.goal == "max" else "lower"
-    ahead = f"{value}, {amount} {better} than {_named(part, second)}"
+    ahead = f"{value}, {amount} {better} than {names[0]}"
     if not apart[0]:
         spread = "in one seed"
         if seeds > 1:
-            spread = f"in each of the {seeds} seeds, but {_interval(part, best, second)}"
-        return f"{label} is ahead{where}: {ahead} {spread}."
-    noisy = [_named(part, one) for one, told in zip(others, apart, strict=True) if not told]
+            mean, half = float(gaps[0].mean()), _half(part, best, gaps[0])
+            ends = f"{mean - half:.2g} to {mean + half:.2g}"
+            if scale == 100:
+                ends = f"{scale * (mean - half):.1f} to {scale * (mean + half):.1f} points"
+            spread = f"in each of the {seeds} seeds, but the 95 % interval of the difference, {ends}, contains zero"
+        return f"{label} is ahead{where}: {ahead} {spread.replace('-', '−')}."
+    noisy = [name for name, told in zip(names, apart, strict=True) if not told]
     but = f" (less so against {_listed(noisy)}: results spread widely there)" if noisy else ""
     return f"Take {label}{where}: {ahead}; the {seeds} seeds support it{but}."
 
 
 def told_apart(part: Part, one: Entry, other: Entry) -> bool:
-    """Whether the seeds support that two results differ."""
-    gaps = _gaps(part, one, other)
+    """Return whether the seeds support that two results differ."""
+    gaps = _gaps(one, other)
     return len(gaps) > 1 and abs(float(gaps.mean())) > _half(part, one, gaps)
 
 
 def _half(part: Part, one: Entry, gaps: Floats) -> float:
-    """Half of the 95 % interval of a mean difference."""
+    """Return half of the 95 % interval of a mean difference."""
     rounding = 0.0
     if part.metric == "accuracy" and one.test_examples is not None:
         rounding = 1 / (6 * one.test_examples**2)  # of two multiples of 1/n: 2 (1/n)²/12
@@ -133,24 +130,28 @@ def _half(part: Part, one: Entry, gaps: Floats) -> float:
     return STUDENT[min(len(gaps) - 1, len(STUDENT)) - 1] * deviation / math.sqrt(len(gaps))
 
 
-def _interval(part: Part, one: Entry, other: Entry) -> str:
-    gaps = part.sign * _gaps(part, one, other)
-    mean, half = float(gaps.mean()), _half(part, one, gaps)
-    low, high = mean - half, mean + half
-    ends = f"{low:.2g} to {high:.2g}"
-    if in_percent(part.metric):
-        ends = f"{100 * low:.1f} to {100 * high:.1f} points"
-    return f"the 95 % interval of the difference, {ends}, contains zero".replace("-", "−")
+def _gaps(one: Entry, other: Entry) -> Floats:
+    """Return the differences of two results, per seed; 0 for those of rounding."""
+    mine, others = np.array(one.ends), np.array(other.ends)
+    return np.where(np.isclose(mine, others, rtol=EQUAL, atol=0.0), 0.0, mine - others)
+
+
+def _value(part: Part, entry: Entry) -> str:
+    mean = entry.final.mean
+    return f"{100 * mean:.1f} %" if scale_of(part.metric) == 100 else f"{mean:.3g}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _noise(part: Part, entries: Sequence[Entry]) -> str:
-    """What the intervals over seeds leave out."""
+    """Return what the intervals over seeds leave out."""
     means = [one.final.mean for one in entries if one.final.whole]
-    sizes = {one.test_examples for one in entries} - {None}
+    sizes = {one.test_examples for one in entries if one.test_examples is not None}
     if len(means) < 2 or len(sizes) != 1 or part.metric.startswith(HELD_OUT):
         return ""
     (count,) = sizes
-    assert count is not None
     start = f"This is over seeds, all measured on the same {count:,} test examples"
     if part.metric != "accuracy":
         return f"{start}, whose choice the seeds do not show."
@@ -160,7 +161,7 @@ def _noise(part: Part, entries: Sequence[Entry]) -> str:
 
 
 def _edge(part: Part, entries: Sequence[Entry]) -> str:
-    """Which best settings lie at an end of their grid."""
+    """Return which best settings lie at an end of their grid."""
     found = []
     for one in entries:
         at_end = edges(part.variant(one.variant), one.point) if one.at_edge else {}
@@ -174,19 +175,20 @@ def _edge(part: Part, entries: Sequence[Entry]) -> str:
 
 
 def _lost(part: Part, entries: Sequence[Entry]) -> str:
-    """Which methods have no result, or one far below the budget."""
+    """Return which methods have no result, or one far below the budget."""
     found = []
     for one in entries:
         label, seeds = one.series.label, one.final.seeds
         for word, count in one.final.lost.items():
             what = word if word != "NaN" else f"has no number as {name_of(part.metric)}"
             what += f" in {count} of {seeds} seeds" if seeds > 1 else ""
-            why = one.failures[0].partition(": ")[2] if word == "failed" and one.failures else ""
-            what += f" ({why if len(why) < LONG else why[:LONG] + '…'})" if why else ""
+            if word == "failed" and one.failures:
+                why = one.failures[0].partition(": ")[2]
+                what += f" ({why if len(why) < LONG else why[:LONG] + '…'})"
             found.append(f"{label} {what}")
         if one.final.whole and part.budget is not None:
-            curve, limits = one.curve(part), part.budget.limits
-            share = max(float(curve.spent(axis)[-1]) / most for axis, most in limits.items())
+            spent, limits = one.curve(part).spent, part.budget.limits
+            share = max(float(spent[axis][-1]) / most for axis, most in limits.items())
             if share < CLOSE:
                 found.append(
                     f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is"
@@ -195,7 +197,7 @@ def _lost(part: Part, entries: Sequence[Entry]) -> str:
 
 
 def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
-    """Which methods of a subspace send almost all parameters."""
+    """Return which methods of a subspace send almost all parameters."""
     found = []
     for one in entries:
         if one.projected is None or "compressor" in one.series.spec["method"].get("uplink", {}):
@@ -212,15 +214,16 @@ def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
 
 
 def _how(part: Part, entries: Sequence[Entry]) -> str:
-    """By what the settings were chosen; or that methods run with one step size, which suits some of them better."""
-    by = "the training loss" if part.tune_metric == TRAIN_LOSS else name_of(part.tune_metric)
+    """Return by what the settings were chosen; or that methods run with one step size, which may not suit all."""
     if any(one.tried for one in entries):
         same = ", the metric of the results"
         if part.tune_metric != part.metric:
             same = ", not by the test set"
+        by = _judge(part.tune_metric)
         return f"Settings were chosen by {by} on the {_first_seeds(part)}{same}."
     if any(one.found_lr for one in entries):
-        by = "the validation loss" if part.tune_metric.startswith(HELD_OUT) else by
+        held_out = part.tune_metric.startswith(HELD_OUT)
+        by = "the validation loss" if held_out else _judge(part.tune_metric)
         return f"Step sizes were searched by {by}."
     rates = [one.series.spec["method"].get("lr") for one in entries]
     given = isinstance(rates[0], float | int) and rates.count(rates[0]) == len(rates) > 1
@@ -232,44 +235,25 @@ def _how(part: Part, entries: Sequence[Entry]) -> str:
     )
 
 
+def _judge(metric: str) -> str:
+    return "the training loss" if metric == TRAIN_LOSS else name_of(metric)
+
+
 def _first_seeds(part: Part) -> str:
     return f"first {part.tuning_seeds} seeds" if part.tuning_seeds > 1 else "first seed"
-
-
-def _ends(part: Part, entry: Entry) -> list[float]:
-    return entry.ends or by_seed(part, entry.curve(part))
-
-
-def _gaps(part: Part, one: Entry, other: Entry) -> Floats:
-    """The differences of two results, per seed; 0 for those of rounding."""
-    mine, others = np.array(_ends(part, one), float), np.array(_ends(part, other), float)
-    return np.where(np.isclose(mine, others, rtol=EQUAL, atol=0.0), 0.0, mine - others)
-
-
-def _value(part: Part, entry: Entry) -> str:
-    mean = entry.final.mean
-    return f"{100 * mean:.1f} %" if in_percent(part.metric) else f"{mean:.3g}"
-
-
-def _named(part: Part, entry: Entry) -> str:
-    return f"{entry.series.label} ({_value(part, entry)})"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 # ---- titles, how a comparison was made, and how far runs have come
 
 
 def title_of(labels: Sequence[str], task: Table) -> str:
-    """What is compared on what; many methods are counted."""
+    """Return what is compared on what; many methods are counted."""
     methods = _listed(labels) if len(labels) <= FEW else f"{len(labels)} methods"
     return f"{methods} on {problem(task)}"
 
 
 def problem(task: Table) -> str:
-    """A task in words: its data, or what kind of problem it is, and the number of clients."""
+    """Return a task in words: its data, or what kind of problem it is, and the number of clients."""
     name = str(task.get("name", ""))
     data = task.get("data") if name != "custom" else None  # of a custom task: a digest
     what = {"regression": "the regression problem", "custom": ""}.get(name, name)
@@ -284,7 +268,7 @@ def problem(task: Table) -> str:
 
 
 def described(part: Part) -> str:
-    """How a comparison was made."""
+    """Return how a comparison was made."""
     tuned = any(len(variant.points()) > 1 for variant in part.variants)
     parts = ["One seed."]
     if part.seeds > 1:
@@ -292,8 +276,7 @@ def described(part: Part) -> str:
             f"Every method runs under {part.seeds} seeds, the same for all; ± is the standard deviation over them."
         ]
     if tuned:
-        by = f" by {name_of(part.tune_by)}" if part.tune_by else ""
-        by = " by the training loss" if part.tune_by == TRAIN_LOSS else by
+        by = f" by {_judge(part.tune_by)}" if part.tune_by else ""
         parts.append(
             f"Each is tuned over its own grid{by} on the {_first_seeds(part)}; * marks a value at the end of its grid."
         )
@@ -309,11 +292,11 @@ def described(part: Part) -> str:
 
 
 def standing(part: Part, entries: Sequence[Entry]) -> str:
-    """The run with the best last value and how far it is; empty if all runs diverged or failed."""
+    """Return the run with the best last value and how far it is; empty if all runs diverged or failed."""
     best = ranked(part, entries)[0]
     if not best.final.whole:
         return ""
-    curve = best.series.curve(part.metric)
-    value = f"{name_of(part.metric)} {shown(part.metric, best.final)}{' %' if in_percent(part.metric) else ''}"
-    far = f"after {curve.rounds[-1]:.0f} rounds and {curve.spent('total')[-1] / 1e6:.3g} MB in both directions"
+    spent, unit = best.series.spent, " %" * (scale_of(part.metric) == 100)
+    value = f"{name_of(part.metric)} {shown(part.metric, best.final)}{unit}"
+    far = f"after {spent['round'][-1]:.0f} rounds and {spent['total'][-1] / 1e6:.3g} MB in both directions"
     return f"{best.series.label}{' has the best last value' if len(entries) > 1 else ''}: {value} {far}."

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.partition import Partition
 from fedspan.core.task import Holdings
+from fedspan.data import columns
 from fedspan.data.datasets import Split, Splits, first_examples
 from fedspan.data.partitions.natural import Natural
+from fedspan.data.schema import Schema, describe, sums, texts
+from fedspan.data.table_data import TableData, is_pattern
 from fedspan.data.user_tables import Division, Kind, OwnData
 from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import narrowed
@@ -47,7 +53,7 @@ class DividedTask(ModuleTask):
 
     def division(self, seed: int) -> Division:
         """The examples that are used, and who has which."""
-        seed = seed if self.data_seed is None else self.data_seed
+        seed = self._seed(seed)
         if isinstance(self.data, OwnData):
             return self.data.divide(self.kind, self.partition, seed)
         settings: Any = self
@@ -61,9 +67,58 @@ class DividedTask(ModuleTask):
         classes = [str(number) for number in range(int(train.y.max()) + 1)]
         return Division(train, test, parts, names, classes)
 
+    @property
+    def tabular(self) -> bool:
+        """Whether the clients have tables, whose columns have a schema."""
+        return self.kind != "texts" and isinstance(self.data, OwnData) and self.data.tabular
+
+    def tables(self, seed: int, dtype: torch.dtype) -> TableData:
+        """The clients' tables as features."""
+        found: TableData = self.data.tables(self.kind, self.partition, self._seed(seed), dtype)
+        return found
+
+    @property
+    def of_sites(self) -> OwnData | None:
+        """How columns become features, if `path` names a file for each client."""
+        return self.data if self.tabular and is_pattern(self.data.path) else None
+
+    def describe(self, client: int, seeds: tuple[int, ...], settings: Settings) -> dict[str, Any]:
+        """What a client says of its own data: examples, and of a table what its columns are and its classes."""
+        if self.of_sites is None:
+            return super().describe(client, seeds, settings)
+        data, (seed,) = self.data, seeds
+        train, test = data.own_rows(client, self._seed(seed))
+        goal = data.others[0]
+        classes: list[str] = []
+        if self.kind == "classes":
+            classes = sorted({*texts(train[goal]).tolist(), *texts(test[goal]).tolist()})
+        facts = describe(train, data, data.others, f"client {client}")
+        return {
+            "examples": len(train[goal]),
+            "facts": facts,
+            "classes": classes,
+            "others": data.others,
+        }
+
+    def sums(self, client: int, seed: int, schema: Mapping[str, Any], about: bool) -> list[float]:
+        """A client's counts and sums of the numbers in its table."""
+        train, _ = self.data.own_rows(client, self._seed(seed))
+        found: list[float] = sums(Schema.of(schema), train, f"client {client}", about).tolist()
+        return found
+
+    def _seed(self, seed: int) -> int:
+        return seed if self.data_seed is None else self.data_seed
+
     def holdings(self, seed: int) -> Holdings:
         """How many examples of each class every client has."""
-        return self.division(seed).holdings()
+        if not self.tabular:
+            return self.division(seed).holdings()
+        found = self.tables(seed, torch.float32)
+        goals, kinds = [part["train"][1] for part in found.values()], len(found.classes)
+        counts = [
+            goal.bincount(minlength=kinds).tolist() if kinds else [len(goal)] for goal in goals
+        ]
+        return Holdings(np.array(counts), list(found), [str(one) for one in found.classes])
 
     def fingerprint(self) -> dict[str, Any]:
         """A hash of the files in place of their paths."""
@@ -89,48 +144,93 @@ class NetworkTask(DividedTask):
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         """The data, divided among clients, and the network."""
+        if self.tabular:
+            data = self.tables(seed, dtype)
+            model = self._network((data.width,), data.outputs, seed)
+            loss = None if data.classes else F.mse_loss
+            return Material(
+                model.to(dtype),
+                list(data.values()),
+                data.test,
+                loss=loss,
+                names=tuple(data),
+                tables=data,
+            )
         found = self.division(seed)
         x, *x_test = self._scaled(found, dtype)
         every = [torch.from_numpy(one.y) for one in (found.train, found.test) if one is not None]
         if every[0].is_floating_point():
             every = [narrowed(one, dtype, "`task.data.target`") for one in every]
         y, *y_test = every
-        if ":" in self.model:
-            model = model_from(self.model, self.module_dir, seed)
-        else:
-            outputs = len(found.classes) or y.shape[1]
-            norm: Norm = getattr(self, "norm", "group")
-            model = build(self.model, tuple(x.shape[1:]), outputs, norm, seed)
+        model = self._network(tuple(x.shape[1:]), len(found.classes) or y.shape[1], seed)
         parts = found.parts
-        return Material(
-            model.to(dtype),
-            Clients(
-                len(parts),
-                lambda ids: ((x[parts[i]], y[parts[i]]) for i in ids),
-                lambda: [len(part) for part in parts],
-            ),
-            (x_test[0], y_test[0]) if y_test else None,
-            loss=None if found.classes else F.mse_loss,
+        clients = Clients(
+            len(parts),
+            lambda ids: ((x[parts[i]], y[parts[i]]) for i in ids),
+            lambda: [len(part) for part in parts],
         )
+        test = (x_test[0], y_test[0]) if y_test else None
+        return Material(model.to(dtype), clients, test, loss=None if found.classes else F.mse_loss)
+
+    def site_material(
+        self, seed: int, settings: Settings, agreed: Mapping[str, Any], client: int | None = None
+    ) -> Material:
+        """The network and the table of one client on its own machine; of none on a server."""
+        own: OwnData = self.data
+        count, dtype = len(agreed["examples"]), settings.torch_dtype
+        train, test, pooled = dict[str, Any](), dict[str, Any](), None
+        if client is not None:
+            name = f"client {client}"
+            train[name], test[name] = own.own_rows(client, self._seed(seed))
+        elif own.test_path is not None:
+            pooled = columns.read(Path(own.test_path))
+        data = TableData(
+            train,
+            test,
+            own.others[0],
+            own,
+            pooled=pooled,
+            numbers=self.kind == "numbers",
+            schema=Schema.of(agreed["schema"]),
+            classes=agreed["classes"],
+            dtype=dtype,
+        )
+        model = self._network((data.width,), data.outputs, seed).to(dtype)
+        here = [] if client is None else [client]
+        clients = Clients(count, lambda _: [*data.values()], here=here)
+        return Material(
+            model,
+            clients,
+            data.test if client is None else None,
+            loss=None if data.classes else F.mse_loss,
+            tables=data,
+        )
+
+    def _network(self, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
+        if ":" in self.model:
+            return model_from(self.model, self.module_dir, seed)
+        norm: Norm = getattr(self, "norm", "group")
+        return build(self.model, shape, outputs, norm, seed)
 
     def _scaled(self, found: Division, dtype: torch.dtype) -> list[Tensor]:
         """Inputs as tensors, each column or channel with mean 0 and deviation 1 over the training examples."""
         both = [one.x for one in (found.train, found.test) if one is not None]
-        if (
-            both[0].dtype == np.uint8 and both[0].ndim > 2
-        ):  # images become (n, channels, height, width), from 0 to 1
-            shrink = getattr(self, "shrink", 1)
-            if min(both[0].shape[1:3]) < shrink:
+        if both[0].dtype == np.uint8 and both[0].ndim > 2:
+            # images become (n, channels, height, width), from 0 to 1
+            shrink, (height, width) = getattr(self, "shrink", 1), both[0].shape[1:3]
+            if min(height, width) < shrink:
                 raise SpecError(
-                    f"`task.shrink` {shrink} is larger than the images, {both[0].shape[1]} × {both[0].shape[2]}"
+                    f"`task.shrink` {shrink} is larger than the images, {height} × {width}"
                 )
-            made = [torch.from_numpy(one.copy()).to(dtype).div_(255) for one in both]
-            made = [
-                one.unsqueeze(1) if one.dim() == 3 else one.permute(0, 3, 1, 2).contiguous()
-                for one in made
-            ]
-            if shrink > 1:
-                made = [F.avg_pool2d(one, shrink) for one in made]
+            made = []
+            for one in both:
+                images = torch.from_numpy(one.copy()).to(dtype).div_(255)
+                images = (
+                    images.unsqueeze(1)
+                    if images.dim() == 3
+                    else images.permute(0, 3, 1, 2).contiguous()
+                )
+                made.append(F.avg_pool2d(images, shrink) if shrink > 1 else images)
         else:
             made = [
                 narrowed(torch.from_numpy(one.astype(np.float64)), dtype, "`task.data`")
@@ -139,7 +239,8 @@ class NetworkTask(DividedTask):
         if isinstance(self.data, OwnData) and self.data.standardize != "pooled":
             return made
         axes = [axis for axis in range(made[0].dim()) if axis != 1]
-        mean, deviation = made[0].mean(axes, keepdim=True), made[0].std(axes, keepdim=True)
+        of_sample = not isinstance(self.data, OwnData)
+        mean = made[0].mean(axes, keepdim=True)
+        deviation = made[0].std(axes, correction=int(of_sample), keepdim=True)
         # a constant column stays
-        deviation = torch.where(deviation > 0, deviation, torch.ones_like(deviation))
-        return [(one - mean) / deviation for one in made]
+        return [(one - mean) / deviation.where(deviation > 0, 1) for one in made]

@@ -12,7 +12,7 @@ import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.task import Holdings, Task
+from fedspan.data.table_data import TableData
 from fedspan.huggingface.models import (
     Pretrained,
     about,
@@ -37,9 +38,10 @@ from fedspan.huggingface.text_data import as_texts, by_length
 from fedspan.metrics._collected import Labels, one_number
 from fedspan.metrics._own import chosen
 from fedspan.nn.batches import Batch, ClientData, Clients, Loss, client_name, placed
+from fedspan.nn.blueprint import blueprint
 from fedspan.nn.client_data import as_client_data, is_frame, split_parts, table_columns
 from fedspan.nn.evaluate import Evaluator, by_objective, by_outputs
-from fedspan.nn.problem import Evaluate, TorchProblem
+from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import (
     USUAL,
     OutputLoss,
@@ -58,17 +60,28 @@ KEPT = 256  # clients of a large population whose data stays in memory
 PROBED = 2  # examples that the model is tried on
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Material:
-    """A model and the data of its clients."""
+    """A model and the data of its clients: what is minimized on them, and how the model is evaluated.
+
+    A Hugging Face model without a given loss is trained by its own, on tokenized text. Any other model is trained on
+    (inputs, targets) by `loss(outputs, targets)`, or by `objective(model, batch)` on whatever a batch is. The first
+    data that is read decides the kind of problem and the order of columns.
+    """
 
     model: nn.Module
-    clients: Sequence[Any]  # each one's data; `Clients` reads it when it is asked for
+    clients: Sequence[Any] = ()  # each one's data; `Clients` reads it when it is asked for
     test: Any = None  # data, or a function that reads it; None: there is none
     validation: Any = None  # the same
     loss: OutputLoss | None = None
     objective: Loss | None = None  # in place of a loss of outputs and targets
     names: Sequence[str] | None = None  # of the clients; None: they are numbered
+    settings: Settings = field(default_factory=Settings)  # of the run
+    tables: TableData | None = None  # what the clients' data were made of
+    kind: ProblemKind | None = field(default=None, init=False)
+    columns: list[Any] = field(default_factory=list, init=False)  # of tables, as the first has them
+    inputs: list[Any] = field(default_factory=list, init=False)  # columns of tables of inputs
+    shape: torch.Size | None = field(default=None, init=False)  # of an example's inputs
 
     @staticmethod
     def of(model: nn.Module, clients: Sequence[Any] | Mapping[str, Any], **others: Any) -> Material:
@@ -96,7 +109,8 @@ class Material:
         later = len(data) > READ_AT_START and hasattr(data, "__getitem__")
         if isinstance(data, list | tuple) or not later:
             data = list(data)  # else each client's data is fetched when it takes part
-        return Material(model, data, names=names, **others)
+        tables = clients if isinstance(clients, TableData) else None
+        return Material(model, data, names=names, tables=tables, **others)
 
     def who(self, client: int) -> str:
         """A client as error messages name it."""
@@ -116,6 +130,129 @@ class Material:
                 return None
         return [len(one[0]) for one in self.clients]
 
+    @functools.cached_property
+    def pretrained(self) -> Pretrained | None:
+        """What is known of a Hugging Face model that is trained by its own loss; None for any other model."""
+        own = self.loss is None and self.objective is None and is_pretrained(self.model)
+        return about(prepare(self.model)) if own else None
+
+    def minimized(self) -> Loss:
+        """The function of (model, batch) that clients minimize."""
+        if self.objective is None:
+            return self._by_outputs if self.pretrained is None else own_loss
+        if not callable(self.objective):
+            raise SpecError(
+                f"`objective` must be a function of (model, batch), got {shown(self.objective)}"
+            )
+        return self.objective
+
+    def _by_outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        assert self.kind is not None
+        return self.kind.loss(model(batch[0]), batch[1])
+
+    def read(self, data: Any, who: str) -> ClientData:
+        """The examples that a user gives; errors name them as `who`."""
+        if self.pretrained is not None:
+            return as_texts(data, self.pretrained, who)
+        if is_frame(data) or self.objective is None:
+            data = self._ordered(data, who)
+        read = as_client_data(data, who)
+        if self.objective is not None:
+            self._try_objective(read)
+            return read
+        few = read.take(torch.arange(min(PROBED, len(read))))
+        if self.kind is None:
+            self.kind = problem_kind(self.model, few, self.loss, who)
+            asked = chosen(self.settings.metrics).items()
+            wrong = [name for name, metric in asked if isinstance(metric, Labels)]
+            if wrong and self.kind.kind == "numbers":
+                raise SpecError(
+                    f"`metrics` {wrong[0]!r} is for classes, and `loss` for numbers; use 'r2', 'mae' or 'mse'"
+                )
+        inputs = self.kind.batch(few, who)[0]
+        if isinstance(inputs, Tensor) and inputs.shape[1:] != self.shape:
+            tried(self.model, inputs, who)
+            self.shape = inputs.shape[1:]
+        return converted(read, self.kind, who)
+
+    def evaluator(self, test: ClientData) -> Evaluator:
+        """The evaluation on examples that are read."""
+        made = functools.partial(
+            Evaluator, test, metrics=self.settings.metrics, device=self.settings.torch_device
+        )
+        if (known := self.pretrained) is not None:
+            usual, parts = usual_metrics(known), by_length(test, known)
+            return made(score_of(known), usual=usual, parts=parts)
+        if self.objective is not None:
+            return made(by_objective(self.objective, bool(self.settings.metrics)))
+        assert self.kind is not None
+        names = None if self.kind.kind == "other" else USUAL.get(self.kind.kind, ())
+        score = by_outputs(self.kind.loss, self.kind.for_metrics)
+        return made(score, usual=names, logits=self.kind.logits)
+
+    def usage(self) -> dict[str, Any]:
+        """How the trained model is used, as plain values: how it is built, and what it takes and gives."""
+        known, tables = self.kind, self.tables
+        kind = "other" if known is None else known.kind
+        count = known.outputs[-1] if known is not None and known.outputs else 1
+        found: dict[str, Any] = {
+            "blueprint": blueprint(self.model),
+            "kind": kind,
+            "logits": known is None or known.logits is not False,
+            "classes": list(range({"binary": 2}.get(kind, count))) if kind != "numbers" else [],
+            "columns": [str(name) for name in self.inputs],
+        }
+        if tables is not None:
+            own = {who: schema.table() for who, schema in tables.own.items()}
+            found |= {"schema": tables.schema.table(), "classes": tables.classes, "own": own}
+            if known is None:  # of a server, which has no data to look at
+                found["kind"] = "classes" if tables.classes else "numbers"
+        return found
+
+    def _try_objective(self, data: ClientData) -> None:
+        """The objective must give a number with a gradient on two examples; the model stays as it was.
+
+        On the first client it is also tried on the same examples twice: a sum over the batch doubles.
+        """
+        parameter, first = next(self.model.parameters()), self.shape is None
+        self.shape = torch.Size()
+        if parameter.is_meta:
+            return
+        index, found = torch.arange(min(PROBED, len(data))), []
+        for times in (1, 2) if first else (1,):
+            batch = placed(data.take(index.repeat(times)), parameter.device)
+            call = functools.partial(self.minimized(), self.model, batch)
+            with on_trial(self.model, parameter.device):
+                found.append(one_number(call, "`objective`", "(model, batch)", trains=True))
+        if first and doubles(*found):
+            warnings.warn(
+                "`objective` doubles when a batch is doubled, so that it looks like a sum; return the mean over the "
+                "batch, or steps grow with the batch and evaluations are wrong",
+                stacklevel=3,
+            )
+
+    def _ordered(self, data: Any, who: str) -> Any:
+        """The data with the columns of its table, or of its table of inputs, in the order of the first client's."""
+        if isinstance(data, list | tuple) and len(data) == 2 and is_frame(data[0]):
+            found = self._ordered(data[0], who), data[1]
+            self.inputs = self.columns
+            return found
+        if not is_frame(data):
+            data = table_columns(data) or data
+            if not isinstance(data, Mapping):
+                return data
+        names = list(data) if isinstance(data, Mapping) else list(data.columns)
+        self.columns = self.columns or names
+        if len(set(names)) < len(names):
+            raise DataError(f"{who} has two columns of one name among {_listed(names)}; rename one")
+        if set(names) != set(self.columns):
+            raise DataError(
+                f"{who} has the columns {_listed(names)}, the first client {_listed(self.columns)}; rename them"
+            )
+        if isinstance(data, Mapping):
+            return {name: data[name] for name in self.columns}
+        return data if names == self.columns else data[self.columns]
+
 
 class ModuleTask(Task):
     """A task with a torch module."""
@@ -129,27 +266,33 @@ class ModuleTask(Task):
 
     def build(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
         """All clients' examples and the test set in one process."""
-        made = self.material(seeds[0], settings.torch_dtype)
-        return self._problem(made, range(len(made.clients)), seeds, settings)
+        return self._problem(seeds, settings)
 
     def client_problem(
-        self, client: int, seeds: tuple[int, ...], settings: Settings
+        self,
+        client: int,
+        seeds: tuple[int, ...],
+        settings: Settings,
+        agreed: Mapping[str, Any] | None = None,
     ) -> TorchProblem:
         """One client's examples and no test set."""
-        made = self.material(seeds[0], settings.torch_dtype)
-        count = len(made.clients)
-        if not 0 <= client < count:
-            raise SpecError(
-                f"client {client} is not one of the {count} that the task has, 0 to {count - 1}"
-            )
-        return self._problem(made, [client], seeds, settings, on_client=True)
+        made = None if agreed is None else self.site_material(seeds[0], settings, agreed, client)
+        return self._problem(seeds, settings, [client], on_client=True, made=made)
 
-    def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
-        """The test set; clients' examples only where clients are weighted by their number."""
-        if settings.participation.weights == "examples":
-            return self.build(seeds, settings)
-        made = self.material(seeds[0], settings.torch_dtype)
-        return self._problem(made, [], seeds, settings)
+    def server_problem(
+        self, seeds: tuple[int, ...], settings: Settings, agreed: Mapping[str, Any] | None = None
+    ) -> TorchProblem:
+        """The test set, and no client's examples; clients say how many they have."""
+        made = None
+        if agreed is not None and "schema" in agreed:
+            made = self.site_material(seeds[0], settings, agreed)
+        return self._problem(seeds, settings, [], made=made)
+
+    def site_material(
+        self, seed: int, settings: Settings, agreed: Mapping[str, Any], client: int | None = None
+    ) -> Material:
+        """The model and the data of one client on its own machine, or of none, by what was agreed on."""
+        raise NotImplementedError
 
     def holdings(self, seed: int) -> Holdings:
         """How many examples every client has; of each class where targets are whole numbers."""
@@ -161,43 +304,51 @@ class ModuleTask(Task):
             number = 1 + max(int(one.max()) for one in targets)
             counts = np.stack([np.bincount(one, minlength=number) for one in targets])
             return Holdings(counts, names, [str(one) for one in range(number)])
-        adapter = ModelAdapter(made.model, Settings(), made.loss, made.objective)
-        read = [adapter.client_data(data, made.who(number)) for number, data in enumerate(given)]
-        return Holdings(np.array([[len(one)] for one in read]), names)
+        sizes = [len(made.read(data, made.who(number))) for number, data in enumerate(given)]
+        return Holdings(np.array(sizes)[:, None], names)
 
     def _problem(
         self,
-        made: Material,
-        ids: Sequence[int],
         seeds: tuple[int, ...],
         settings: Settings,
+        ids: Sequence[int] | None = None,
         on_client: bool = False,
+        made: Material | None = None,
     ) -> TorchProblem:
-        """The problem with the data of these clients."""
-        (seed,), chosen, count = seeds, settings.projection, len(made.clients)
-        frozen = self.frozen_modules if chosen.frozen_modules is None else chosen.frozen_modules
-        rules = projection_rules(
-            made.model, chosen.project_modules, chosen.full_modules, frozen, chosen.min_numel
-        )
-        adapter = ModelAdapter(made.model, settings, made.loss, made.objective)
+        """The problem with the data of these clients; None: of all."""
+        (seed,), chosen = seeds, settings.projection
+        made = replace(made or self.material(seed, settings.torch_dtype), settings=settings)
+        given, count = made.clients, len(made.clients)
+        ids = range(count) if ids is None else ids
+        if on_client and not 0 <= ids[0] < count:
+            raise SpecError(
+                f"client {ids[0]} is not one of the {count} that the task has, 0 to {count - 1}"
+            )
+        if chosen.frozen_modules is None:
+            chosen = replace(chosen, frozen_modules=self.frozen_modules)
+        rules = projection_rules(made.model, **vars(chosen))
+        loss = made.minimized()
 
         def read(i: int, data: Any) -> tuple[ClientData, str, ClientData]:
             train, part, held_out = split_parts(data, made.who(i))
-            own = test = adapter.client_data(train, made.who(i))
+            own = test = made.read(train, made.who(i))
             if held_out is not None:
-                test = adapter.client_data(held_out, f"{made.who(i)}, {part}")
+                test = made.read(held_out, f"{made.who(i)}, {part}")
             return own, part, test
 
         clients: Sequence[Any]
         each: Callable[[int], tuple[ClientData, str, ClientData]]
         if len(ids) > READ_AT_START:
-            each = functools.lru_cache(maxsize=KEPT)(lambda i: read(i, made.clients[i]))
+            each = functools.lru_cache(maxsize=KEPT)(lambda i: read(i, given[i]))
             each(0)  # the first client decides the kind of problem
             sizes = made.sizes()
             clients = Clients(count, lambda some: [each(i)[0] for i in some], lambda: sizes)
         else:
-            given = made.clients.read if isinstance(made.clients, Clients) else None
-            data = [made.clients[i] for i in ids] if given is None or not ids else given(ids)
+            data = (
+                given.read(ids)
+                if ids and isinstance(given, Clients)
+                else map(given.__getitem__, ids)
+            )
             found = {i: read(i, one) for i, one in zip(ids, data, strict=True)}
             each = found.__getitem__
             clients = [one for one, _, _ in found.values()]
@@ -206,39 +357,27 @@ class ModuleTask(Task):
 
         def client_tests(i: int) -> tuple[str, Evaluator]:
             _, part, test = each(i)
-            return part, adapter.on(test)
+            return part, made.evaluator(test)
 
-        tests = validates = None
-        if not on_client:
-            tests = adapter.evaluator(_read(made.test), "test set")
-            validates = adapter.evaluator(_read(made.validation), "validation set")
+        tests = {}
+        parts = {"test set": made.test, "validation set": made.validation}
+        for name, part in parts.items() if not on_client else ():
+            data = part() if inspect.isfunction(part) else part
+            if data is not None:
+                tests[name] = made.evaluator(made.read(data, name))
         return TorchProblem(
             made.model,
             clients,
-            adapter.objective,
+            loss,
             rules,
             settings,
             seed=seed,
-            evaluate=tests if validates is None else _both(tests, validates),
             on_client=on_client,
             names=made.names,
-            client_tests=None if on_client else client_tests,
-            test_examples=None if tests is None else len(tests.data),
+            tests=tests,
+            client_tests=client_tests,
+            usage=made.usage(),
         )
-
-
-def _read(given: Any) -> Any:
-    return given() if inspect.isfunction(given) else given
-
-
-def _both(test: Evaluator | None, validation: Evaluator) -> Evaluate:
-    """Metrics of the test set, and those of the validation set under names of their own."""
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        found = dict(test(model)) if test is not None else {}
-        return found | {f"validation_{name}": value for name, value in validation(model).items()}
-
-    return evaluate
 
 
 def _classes_of(data: Any) -> npt.NDArray[np.int64] | None:
@@ -255,127 +394,6 @@ def _classes_of(data: Any) -> npt.NDArray[np.int64] | None:
     targets = np.asarray(parts[1])
     classes = targets.dtype.kind in "biu" and targets.ndim == 1 and targets.min() >= 0
     return targets.astype(np.int64) if classes else None
-
-
-class ModelAdapter:
-    """How a model's examples are read, what is minimized on them, and how the model is evaluated.
-
-    A Hugging Face model without a given loss is trained by its own, on tokenized text. Any other model is trained on
-    (inputs, targets) by `loss(outputs, targets)`, or by `objective(model, batch)` on whatever a batch is. The first
-    data that is read decides the kind of problem and the order of columns.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        settings: Settings,
-        loss: OutputLoss | None = None,
-        objective: Loss | None = None,
-    ) -> None:
-        self.model, self.metrics, self.device = model, settings.metrics, settings.torch_device
-        self.loss, self.by_objective = loss, objective is not None
-        self.kind: ProblemKind | None = None
-        self.columns: list[Any] = []  # of tables, in the order of the first client's
-        self.shape: torch.Size | None = None  # of the inputs of an example that the model takes
-        self.pretrained: Pretrained | None = None
-        self.objective: Loss = self._by_outputs
-        if objective is not None:
-            if not callable(objective):
-                raise SpecError(
-                    f"`objective` must be a function of (model, batch), got {shown(objective)}"
-                )
-            self.objective = objective
-        elif loss is None and is_pretrained(model):
-            self.pretrained, self.objective = about(prepare(model)), own_loss
-
-    def client_data(self, data: Any, who: str) -> ClientData:
-        """The examples that a user gives; errors name them as `who`."""
-        if self.pretrained is not None:
-            return as_texts(data, self.pretrained, who)
-        if is_frame(data) or not self.by_objective:
-            data = self._ordered(data, who)
-        read = as_client_data(data, who)
-        if self.by_objective:
-            self._try_objective(read)
-            return read
-        few = read.take(torch.arange(min(PROBED, len(read))))
-        if self.kind is None:
-            self.kind = problem_kind(self.model, few, self.loss, who)
-            asked = chosen(self.metrics).items()
-            wrong = [name for name, metric in asked if isinstance(metric, Labels)]
-            if wrong and self.kind.kind == "numbers":
-                raise SpecError(
-                    f"`metrics` {wrong[0]!r} is for classes, and `loss` for numbers; use 'r2', 'mae' or 'mse'"
-                )
-        inputs = self.kind.batch(few, who)[0]
-        if isinstance(inputs, Tensor) and inputs.shape[1:] != self.shape:
-            tried(self.model, inputs, who)
-            self.shape = inputs.shape[1:]
-        return converted(read, self.kind, who)
-
-    def evaluator(self, test: Any, name: str = "test set") -> Evaluator | None:
-        """The evaluation on a test set as a user gives it; None where there is none."""
-        return None if test is None else self.on(self.client_data(test, name))
-
-    def on(self, test: ClientData) -> Evaluator:
-        """The evaluation on examples that are read."""
-        metrics, device, known = self.metrics, self.device, self.pretrained
-        if known is not None:
-            usual, parts = usual_metrics(known), by_length(test, known)
-            return Evaluator(test, score_of(known), metrics, device, usual, parts)
-        if self.by_objective:
-            return Evaluator(test, by_objective(self.objective, bool(metrics)), metrics, device)
-        kind = self.kind
-        assert kind is not None
-        names = None if kind.kind == "other" else USUAL.get(kind.kind, ())
-        score = by_outputs(kind.loss, kind.for_metrics)
-        return Evaluator(test, score, metrics, device, names, logits=kind.logits)
-
-    def _by_outputs(self, model: nn.Module, batch: Batch) -> Tensor:
-        assert self.kind is not None
-        return self.kind.loss(model(batch[0]), batch[1])
-
-    def _try_objective(self, data: ClientData) -> None:
-        """The objective must give a number with a gradient on two examples; the model stays as it was.
-
-        On the first client it is also tried on the same examples twice: a sum over the batch doubles.
-        """
-        parameter, first = next(self.model.parameters()), self.shape is None
-        self.shape = torch.Size()
-        if parameter.is_meta:
-            return
-        index, found = torch.arange(min(PROBED, len(data))), []
-        for times in (1, 2) if first else (1,):
-            batch = placed(data.take(index.repeat(times)), parameter.device)
-            call = functools.partial(self.objective, self.model, batch)
-            with on_trial(self.model, parameter.device):
-                found.append(one_number(call, "`objective`", "(model, batch)", trains=True))
-        if first and doubles(*found):
-            warnings.warn(
-                "`objective` doubles when a batch is doubled, so that it looks like a sum; return the mean over the "
-                "batch, or steps grow with the batch and evaluations are wrong",
-                stacklevel=3,
-            )
-
-    def _ordered(self, data: Any, who: str) -> Any:
-        """The data with the columns of its table, or of its table of inputs, in the order of the first client's."""
-        if isinstance(data, list | tuple) and len(data) == 2 and is_frame(data[0]):
-            return self._ordered(data[0], who), data[1]
-        if not is_frame(data):
-            data = table_columns(data) or data
-            if not isinstance(data, Mapping):
-                return data
-        names = list(data) if isinstance(data, Mapping) else list(data.columns)
-        self.columns = self.columns or names
-        if len(set(names)) < len(names):
-            raise DataError(f"{who} has two columns of one name among {_listed(names)}; rename one")
-        if set(names) != set(self.columns):
-            raise DataError(
-                f"{who} has the columns {_listed(names)}, the first client {_listed(self.columns)}; rename them"
-            )
-        if isinstance(data, Mapping):
-            return {name: data[name] for name in self.columns}
-        return data if names == self.columns else data[self.columns]
 
 
 def _listed(names: list[Any]) -> str:

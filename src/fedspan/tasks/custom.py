@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -21,15 +20,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fedspan.core.config import Settings
-from fedspan.core.digest import module_text, source_of
+from fedspan.core.digest import digest, module_text, source_of
 from fedspan.core.errors import SpecError, at_least, one_line
+from fedspan.core.plugins import called, load_module
 from fedspan.core.registry import register
 from fedspan.core.seeds import torch_generator
 from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import table_columns
-from fedspan.nn.problem import TorchProblem
-from fedspan.tasks._imports import called, checked_model, load_module
+from fedspan.tasks._imports import checked_model
 from fedspan.tasks._module import Material, ModuleTask
 
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another
@@ -69,7 +67,7 @@ class Custom(ModuleTask):
         frozen = [_digest(value) for name, value in state.items() if name not in trained]
         table: dict[str, Any] = {
             "name": "custom",
-            "model": _hash(repr((shapes, module_text(given.model), frozen)).encode()),
+            "model": digest(repr((shapes, module_text(given.model), frozen))),
             "data": _digest(given.clients),
             "clients": len(given.clients),
         }
@@ -122,50 +120,31 @@ class Custom(ModuleTask):
             getattr(module, "loss", None),
         )
 
-    def server_problem(self, seeds: tuple[int, ...], settings: Settings) -> TorchProblem:
-        """No data but what the server evaluates on."""
-        if settings.participation.weights != "uniform":
-            raise SpecError(
-                "`participation.weights` 'examples' needs all clients' data, and a server has none; set it to 'uniform'"
-            )
-        return super().server_problem(seeds, settings)
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
-
 
 def _digest(data: Any) -> str:
     """A hash of sizes and sampled numbers; objects that are neither arrays nor containers count by type and length."""
+    parts: list[Any] | None = None
     if isinstance(data, torch.Tensor):
-        data = data.detach().cpu().numpy() if data.dtype != torch.bfloat16 else data.float().numpy()
-    if (
-        hasattr(data, "to_numpy") and hasattr(data, "iloc") and not hasattr(data, "columns")
-    ):  # a pandas Series
+        data = (data.float() if data.dtype == torch.bfloat16 else data).detach().cpu().numpy()
+    if hasattr(data, "iloc") and not hasattr(data, "columns"):  # a pandas Series
         data = data.to_numpy()
-    if isinstance(data, np.ndarray | np.generic) and data.dtype.kind == "O":
-        data = data.tolist()
     if isinstance(data, np.ndarray | np.generic) and data.dtype.kind in "biufcSU":
         flat = np.ascontiguousarray(data).reshape(-1)
         step = max(1, len(flat) // SAMPLED)
-        return _hash(f"{data.shape} {data.dtype}".encode() + flat[::step].tobytes())
-    if isinstance(data, DataLoader):
-        sampler = data.batch_sampler if data.batch_size is None else data.sampler
-        return _hash(
-            repr(
-                (_digest(data.dataset), data.batch_size, data.drop_last, type(sampler).__name__)
-            ).encode()
-        )
+        return digest(f"{data.shape} {data.dtype}", flat[::step].tobytes())
     if not hasattr(data, "with_format"):  # a Hugging Face Dataset would be read as a whole
         data = table_columns(data) or data
-    if isinstance(data, Mapping):
-        return _hash(repr([(key, _digest(value)) for key, value in data.items()]).encode())
-    tensors = getattr(data, "tensors", None)  # torch's TensorDataset
-    if tensors is not None or (isinstance(data, list | tuple) and len(data) <= SAMPLED):
-        return _hash(repr([_digest(value) for value in (tensors or data)]).encode())
-    if isinstance(data, list | tuple):
-        places = range(0, len(data), max(1, len(data) // SAMPLED))
-        return _hash(repr([len(data), *(_digest(data[i]) for i in places)]).encode())
+    if isinstance(data, DataLoader):
+        sampler = data.batch_sampler if data.batch_size is None else data.sampler
+        parts = [data.dataset, data.batch_size, data.drop_last, type(sampler).__name__]
+    elif isinstance(data, Mapping):
+        parts = list(data.items())
+    elif (tensors := getattr(data, "tensors", None)) is not None:  # torch's TensorDataset
+        parts = list(tensors)
+    elif isinstance(data, list | tuple | np.ndarray):
+        parts = [len(data), *data[:: max(1, len(data) // SAMPLED)]]
+    if parts is not None:
+        return digest(repr([_digest(part) for part in parts]))
     if isinstance(data, str | int | float | bool | None):
         return repr(data)
     size = len(data) if hasattr(data, "__len__") else 0
@@ -179,10 +158,10 @@ def _examples(data: Any, size: int) -> str:
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch_generator():
-            twice = [[_digest(data[place]) for place in places] for _ in range(2)]
+            once, again = ([_digest(data[place]) for place in places] for _ in range(2))
     except Exception:  # what cannot be read is named when it is trained on
         return ""
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-    return _hash(repr(twice[0]).encode()) if twice[0] == twice[1] else ""
+    return digest(repr(once)) if once == again else ""

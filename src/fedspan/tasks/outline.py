@@ -45,14 +45,7 @@ class Outline(Task):
         """Return the problem on torch's meta device; every client has one batch of the longest texts."""
         dtype = torch.bfloat16 if self.precision == "bfloat16" else settings.torch_dtype
         model = outline(Path(self.model), dtype, self.labels, self.gradient_checkpointing)
-        chosen = settings.projection
-        rules = projection_rules(
-            model,
-            chosen.project_modules,
-            chosen.full_modules,
-            chosen.frozen_modules or (),
-            chosen.min_numel,
-        )
+        rules = projection_rules(model, **vars(settings.projection))
         if settings.batch_size == "full":
             raise SpecError("`batch_size` is 'full', but an outline has no texts; give a number")
         with torch.device("meta"):

@@ -24,15 +24,15 @@ from torch import Tensor
 
 from fedspan.core import seeds
 from fedspan.core.config import Projection, Settings, Training
-from fedspan.core.errors import DataError, SpecError, at_least, one_line, positive
+from fedspan.core.errors import DataError, SpecError, at_least, not_negative
 from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.memory_limit import check_memory
-from fedspan.core.objective import Direction, Objective, Plus, Problem, SteppingDirection
+from fedspan.core.objective import Direction, Objective, Plus, Problem
+from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
 from fedspan.core.round import Round, Schedule
 from fedspan.core.task import Holdings, Task
-from fedspan.data.columns import UNREADABLE, digest, read_npz
+from fedspan.data.columns import digest, read
 
 DIVERGED = 1e6  # a relative error above this will not recover
 Floats = npt.NDArray[np.float64]
@@ -62,8 +62,7 @@ class Regression(Task):
         for name in ("clients", "dim", "outputs", "samples"):
             at_least(name, getattr(self, name), 1)
         for name in ("het", "target_het", "noise", "reg"):
-            if getattr(self, name) != 0:
-                positive(name, getattr(self, name))
+            not_negative(name, getattr(self, name))
 
     def build(self, seeds: tuple[int, ...], settings: Settings) -> RegressionProblem:
         """Loads or makes A and B, one set per run, and solves for X*."""
@@ -75,16 +74,8 @@ class Regression(Task):
                 )
         if self.data is not None:
             data = [_load(Path(self.data))] * len(seeds)
-        else:  # [A B] in two precisions, the clients' own X_true, and H
-            d, m = self.dim, self.outputs
-            numbers = 2 * self.clients * self.samples * (d + m) + self.clients * d * m + 2 * d * d
-            check_memory(
-                8 * len(seeds) * numbers,
-                "make `clients`, `samples`, `dim` or `outputs` of the task smaller",
-            )
-            data = [
-                self._make(seed if self.data_seed is None else self.data_seed) for seed in seeds
-            ]
+        else:
+            data = [self._make(seed, len(seeds)) for seed in seeds]
         return RegressionProblem(data, seeds, self.reg, settings)
 
     def fingerprint(self) -> dict[str, str]:
@@ -93,17 +84,23 @@ class Regression(Task):
 
     def holdings(self, seed: int) -> Holdings:
         """How many rows every client has."""
-        check_memory(100 * self.clients, "make `clients` of the task smaller")
-        rows = (
-            np.full(self.clients, self.samples) if self.data is None else _load(Path(self.data))[2]
-        )
+        if self.data is not None:
+            rows = _load(Path(self.data))[2]
+        else:
+            check_memory(100 * self.clients, "make `clients` of the task smaller")
+            rows = np.full(self.clients, self.samples)
         return Holdings(rows[:, None], [str(number) for number in range(len(rows))])
 
-    def _make(self, seed: int) -> Data:
+    def _make(self, seed: int, runs: int) -> Data:
         n_clients, n, d, m = self.clients, self.samples, self.dim, self.outputs
+        # [A B] in two precisions, the clients' own X_true, and H
+        numbers = 2 * n_clients * n * (d + m) + n_clients * d * m + 2 * d * d
+        remedy = "make `clients`, `samples`, `dim` or `outputs` of the task smaller"
+        check_memory(8 * runs * numbers, remedy)
 
         def normal(purpose: str, *shape: int) -> Floats:
-            key = np.array([seeds.key(seed, f"regression.{purpose}")], np.uint64)
+            own = seed if self.data_seed is None else self.data_seed
+            key = np.array([seeds.key(own, f"regression.{purpose}")], np.uint64)
             drawn: Floats = seeds.normal(key, math.prod(shape))[0].reshape(shape)
             return drawn
 
@@ -115,39 +112,24 @@ class Regression(Task):
 
 def _load(path: Path) -> Data:
     """A, B and the rows of each client from an .npz; rows past a client's n are zeroed."""
-    if not path.is_file():
-        raise DataError(
-            f"data file {str(path)!r} does not exist; give `task.data` the path of an .npz with A and B"
-        )
-    try:
-        found = read_npz(path)
-    except UNREADABLE as error:
-        why = one_line(str(error) or type(error).__name__)
-        raise DataError(f"data file {str(path)!r} is not a plain .npz ({why})") from None
+    found, what = read(path), f"`task.data` {str(path)!r}"
     for name in ("A", "B"):
         if name not in found:
-            raise DataError(
-                f"data file {str(path)!r} has no array {name!r}; it needs A (N, n, d) and B (N, n, m)"
-            )
+            raise DataError(f"{what} has no array {name!r}; it needs A (N, n, d) and B (N, n, m)")
     a, b = found["A"], found["B"]
     if a.ndim != 3 or b.ndim != 3 or a.shape[:2] != b.shape[:2] or 0 in (*a.shape, *b.shape):
-        raise DataError(
-            f"A {a.shape} and B {b.shape} in {str(path)!r} must be (N, n, d) and (N, n, m)"
-        )
-    counts = found.get("n", np.full(a.shape[0], a.shape[1]))
-    whole = counts.shape == (a.shape[0],) and counts.dtype.kind in "iu"
-    if not whole or counts.min() < 1 or counts.max() > a.shape[1]:
-        raise DataError(
-            f"n in {str(path)!r} must be {a.shape[0]} whole numbers from 1 to {a.shape[1]}"
-        )
+        raise DataError(f"A {a.shape} and B {b.shape} in {what} must be (N, n, d) and (N, n, m)")
+    clients, rows = a.shape[:2]
+    counts = found.get("n", np.full(clients, rows))
+    whole = counts.shape == (clients,) and counts.dtype.kind in "iu"
+    if not whole or counts.min() < 1 or counts.max() > rows:
+        raise DataError(f"n in {what} must be {clients} whole numbers from 1 to {rows}")
     if a.dtype.kind not in "iuf" or b.dtype.kind not in "iuf":
-        raise DataError(f"A and B in {str(path)!r} must be numbers, got {a.dtype} and {b.dtype}")
-    inside = np.arange(a.shape[1])[None, :, None] < counts[:, None, None]
+        raise DataError(f"A and B in {what} must be numbers, got {a.dtype} and {b.dtype}")
+    inside = np.arange(rows)[:, None] < counts[:, None, None]
     a, b = (np.where(inside, v, 0).astype(np.float64) for v in (a, b))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise DataError(
-            f"A or B in {str(path)!r} has values that are not finite; remove or fill them"
-        )
+        raise DataError(f"A or B in {what} has values that are not finite; remove or fill them")
     return a, b, counts.astype(np.int64)
 
 
@@ -158,14 +140,15 @@ class RegressionProblem(Problem):
         self, data: list[Data], of_runs: tuple[int, ...], reg: float, settings: Settings
     ) -> None:
         batch, dtype = settings.batch_size, settings.torch_dtype
-        (self.clients, self.samples, d), m = data[0][0].shape, data[0][1].shape[2]
+        (self.clients, self.samples, self.d), self.m = data[0][0].shape, data[0][1].shape[2]
         if batch != "full":  # drawn with replacement, so that it may exceed the rows of a client
-            check_memory(8 * len(of_runs) * batch * (d + m), f"make `batch_size` {batch} smaller")
+            needed = 8 * len(of_runs) * batch * (self.d + self.m)
+            check_memory(needed, f"make `batch_size` {batch} smaller")
         self.seeds, self.batch, self.reg = of_runs, batch, reg
         # mini-batches of several rounds
         self.ahead: tuple[object, tuple[Tensor, ...]] | None = None
         self.counts = data[0][2]  # n_i
-        self.layout = Layout((Block("X", (m, d), axis=1),), dtype)
+        self.layout = Layout((Block("X", (self.m, self.d), axis=1),), dtype)
         self.weights = settings.participation.shares(self.counts)
         if batch != "full":
             self.steps_per_epoch = max(1, round(float(self.counts.mean()) / batch))
@@ -175,29 +158,23 @@ class RegressionProblem(Problem):
         self.data = torch.from_numpy(joined * self.scale[:, None, None]).to(dtype)
         # [A −B], (runs, N, n, d + m)
         self.by_client, self.by_row = self.data.flatten(0, 1), self.data.flatten(0, 2)
-        self.x0 = torch.zeros(len(of_runs), 1, d * m, dtype=dtype)
+        self.x0 = torch.zeros(len(of_runs), 1, self.layout.size, dtype=dtype)
         share = np.full(self.clients, 1 / self.clients) if self.weights is None else self.weights
         row = share / self.counts  # weight of one row of client i in F
-        self._terms = [_normal_equations(a, b, row, reg) for a, b, _ in data]
+        self.terms = [_normal_equations(a, b, row, reg) for a, b, _ in data]
 
     def examples(self, client: int) -> int:
         """n_i."""
         return int(self.counts[client])
 
-    def picks(
-        self,
-        of_runs: tuple[int, ...],
-        rounds: range,
-        part: int,
-        ids: npt.NDArray[np.int64],
-        steps: int,
-    ) -> Tensor:
+    def picks(self, rounds: Schedule, part: int, steps: int) -> Tensor:
         """Row numbers of mini-batches, (rounds, steps, runs · S, batch), decided by (seed, round, client, step)."""
         assert self.batch != "full"
-        keys = seeds.keys_of_rounds(of_runs, "batch", rounds, part)[..., None]
-        counts = self.counts[ids][..., None]
-        drawn = seeds.integers(seeds.children(keys, ids), steps * self.batch, counts)
-        found = torch.from_numpy(drawn).view(len(rounds), -1, steps, self.batch)
+        numbers = range(rounds.first, rounds.first + len(rounds.ids))
+        keys = seeds.keys_of_rounds(self.seeds, "batch", numbers, part)[..., None]
+        counts = self.counts[rounds.ids][..., None]
+        drawn = seeds.integers(seeds.children(keys, rounds.ids), steps * self.batch, counts)
+        found = torch.from_numpy(drawn).view(len(numbers), -1, steps, self.batch)
         return found.transpose(1, 2).contiguous()
 
     def rows_of(self, rnd: Round) -> Tensor:
@@ -209,7 +186,7 @@ class RegressionProblem(Problem):
 
         It is the problem's and not the objective's, which holds it: in a cycle, batches would wait for the collector.
         """
-        count, steps, m = rnd.ids.size, max(1, rnd.local_steps), self.layout.blocks[0].shape[0]
+        count, steps = rnd.ids.size, max(1, rnd.local_steps)
         for part in itertools.count():
             if self.batch == "full":
                 rows = self.rows_of(rnd) if inside is None else inside
@@ -218,21 +195,19 @@ class RegressionProblem(Problem):
                 rows = self.by_row if inside is None else inside
                 index = self._index(rnd, part, steps, inside is not None)
                 taken = rows.index_select(0, index).view(steps, count, self.batch, -1)
-            left, right = taken.narrow(3, 0, width), taken.narrow(3, width, m).mT
+            left, right = taken.narrow(3, 0, width), taken.narrow(3, width, self.m).mT
             yield from zip(left.unbind(0), left.mT.unbind(0), right.unbind(0), strict=True)
 
     def _index(self, rnd: Round, part: int, steps: int, inside: bool) -> Tensor:
         """Which rows of all clients, or of the cohort (`inside`), the mini-batches of `steps` local steps take."""
-        known = part == 0 and rnd.schedule is not None
         rounds, key = rnd.schedule, (rnd.schedule, steps, inside)
+        known = part == 0 and rounds is not None  # of several rounds at once
         if rounds is None or not known:
             rounds = Schedule(rnd.t, rnd.ids[None], rnd.rows[None])
         if not known or self.ahead is None or self.ahead[0] != key:
-            numbers = range(rounds.first, rounds.first + len(rounds.ids))
             clients = np.arange(rounds.rows.shape[1])[None] if inside else rounds.rows
             first = torch.from_numpy(clients * self.samples)[:, None, :, None]
-            picks = self.picks(rnd.seeds, numbers, part, rounds.ids, steps).add_(first)
-            found = picks.flatten(1).unbind(0)
+            found = self.picks(rounds, part, steps).add_(first).flatten(1).unbind(0)
             if not known:
                 return found[0]
             self.ahead = key, found
@@ -244,7 +219,7 @@ class RegressionProblem(Problem):
 
     def optimum(self) -> Vector:
         """X*, (runs, 1, d·m) in float64."""
-        return torch.from_numpy(np.stack([best.T.reshape(1, -1) for _, _, _, best in self._terms]))
+        return torch.from_numpy(np.stack([best.T.reshape(1, -1) for *_, best in self.terms]))
 
     def lowest(self) -> Floats:
         """F(X*)."""
@@ -252,25 +227,19 @@ class RegressionProblem(Problem):
 
     def smoothness(self) -> tuple[Floats, Floats]:
         """Largest eigenvalues of A_iᵀA_i/n_i + λ, and of the Hessian of F."""
-        rows = self.data[..., : self.layout.blocks[0].inputs].double().numpy()
+        rows = self.data[..., : self.d].double().numpy()
         top = np.linalg.norm(rows, 2, (2, 3)) ** 2 / (self.counts * self.scale**2)
-        return top + self.reg, np.array([np.linalg.norm(one, 2) for one in self.hessians()])
-
-    def hessians(self) -> list[Floats]:
-        """H of F for each run, (d, d)."""
-        return [hessian for hessian, _, _, _ in self._terms]
+        return top + self.reg, np.array([np.linalg.norm(hessian, 2) for hessian, *_ in self.terms])
 
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, Floats]:
         """`rel_err` and `loss` = F(X), from the normal equations: no pass over the data."""
-        points = x.double().numpy().reshape(len(self.seeds), *self.layout.blocks[0].shape)
+        points = x.double().numpy().reshape(-1, self.m, self.d).swapaxes(1, 2)
         errors, losses = [], []
         with np.errstate(over="ignore", invalid="ignore"):
-            for point, terms in zip(points.swapaxes(1, 2), self._terms, strict=True):
-                hessian, linear, constant, best = terms
+            for point, (hessian, linear, constant, best) in zip(points, self.terms, strict=True):
                 errors.append(np.linalg.norm(point - best) / np.linalg.norm(best))
-                losses.append(
-                    0.5 * np.vdot(point, hessian @ point) - np.vdot(point, linear) + constant
-                )
+                square = 0.5 * np.vdot(point, hessian @ point)
+                losses.append(square - np.vdot(point, linear) + constant)
         return {"rel_err": np.array(errors), "loss": np.array(losses)}
 
     def diverged(self, metrics: Mapping[str, Floats]) -> npt.NDArray[np.bool_]:
@@ -283,61 +252,59 @@ class RegressionObjective(Objective):
 
     def __init__(self, problem: RegressionProblem, rnd: Round) -> None:
         self.problem, self.rnd = problem, rnd
-        self.runs, self.cohort = rnd.ids.shape
-        self.m, self.d = problem.layout.blocks[0].shape
-        self._batches = problem.batches(rnd, self.d)
+        self.batches = problem.batches(rnd, problem.d)
 
     def grad(self, y: Vector) -> Vector:
         """(A y − B)ᵀ A / |batch| + λ y on the next mini-batch."""
-        return self._along(self._batches)(y)
+        return self.direction()(y)
 
     def direction(self, plus: Plus = None) -> Direction:
-        return super().direction(plus) if callable(plus) else self._along(self._batches, plus)
+        if callable(plus):
+            return super().direction(plus)
+        return Descent(self.problem, self.rnd, self.batches, plus)
 
     def full_grad(self, x: Vector) -> Vector:
         """The same on all rows, which are scaled for a mini-batch."""
         problem = self.problem
         factor = 1 / (np.sqrt(problem.counts) * problem.scale)[self.rnd.ids.ravel()]
         scaled = problem.rows_of(self.rnd) * torch.from_numpy(factor).to(x.dtype).view(-1, 1, 1)
-        rows, offset = scaled.split([self.d, self.m], -1)
-        return self._along(iter([(rows, rows.mT, offset.mT)]))(x)
+        rows, offset = scaled.split([problem.d, problem.m], -1)
+        return Descent(problem, self.rnd, iter([(rows, rows.mT, offset.mT)]))(x)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f(x + Pᵀz) + plus. A Pᵀ and A x − B come from one product, [A −B] [[Pᵀ, x], [0, I]]."""
-        (factor,), d, m, problem = P.factors, self.d, self.m, self.problem
+        (factor,), problem, runs = P.factors, self.problem, len(self.rnd.ids)
         if factor is None:
             return super().restrict(x, P, plus)
-        below, beside = _frame(self.runs, d, factor.rank, m, x.dtype)
-        upper = torch.cat([factor.columns().mT, x.view(self.runs, m, d), below], 1)
+        d, m = problem.d, problem.m
+        below, beside = _frame(runs, d, factor.rank, m, x.dtype)
+        upper = torch.cat([factor.columns().mT, x.view(runs, m, d), below], 1)
         right = torch.cat([upper, beside], 2)
-        rows = problem.rows_of(self.rnd).view(self.runs, -1, d + m)
+        rows = problem.rows_of(self.rnd).view(runs, -1, d + m)
         inside = torch.bmm(rows, right.mT).view(-1, right.shape[1])  # [A Pᵀ, A x − B, 0]
         px, reg = P @ x, problem.reg
         ridge = reg * px if plus is None else torch.add(plus, px, alpha=reg)
-        return self._along(problem.batches(self.rnd, factor.rank, inside), ridge)
-
-    def _along(self, batches: Iterator[Batch], plus: Vector | None = None) -> Descent:
-        cohort = (self.runs, self.cohort)
-        if plus is not None:
-            plus = plus.expand(*cohort, -1).reshape(self.runs * self.cohort, self.m, -1)
-        return Descent(batches, plus, self.problem.reg, cohort, self.m)
+        batches = problem.batches(self.rnd, factor.rank, inside)
+        return Descent(problem, self.rnd, batches, ridge)
 
 
-class Descent(SteppingDirection):
+class Descent:
     """y ↦ (y rowsᵀ + offset) rows + λ y + fixed on the next batch. Products with the wider side last are faster."""
 
     takes_steps = True
 
     def __init__(
         self,
+        problem: RegressionProblem,
+        rnd: Round,
         batches: Iterator[Batch],
-        fixed: Tensor | None,
-        reg: float,
-        cohort: tuple[int, int],
-        m: int,
+        fixed: Tensor | None = None,
     ) -> None:
-        self.batches, self.fixed, self.reg = batches, fixed, reg
-        self.cohort, self.shape = cohort, (cohort[0] * cohort[1], m, -1)
+        self.batches, self.reg, self.cohort = batches, problem.reg, rnd.ids.shape
+        self.shape = rnd.ids.size, problem.m, -1
+        if fixed is not None:
+            fixed = fixed.expand(*self.cohort, -1).reshape(self.shape)
+        self.fixed = fixed
 
     def __call__(self, y: Vector) -> Vector:
         everyone = y if y.shape[1] == self.cohort[1] else y.expand(*self.cohort, -1)

@@ -21,8 +21,8 @@ import torch
 from fedspan.core.bundle import Bundle
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Direction, Objective, Plus
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.core.seeds import torch_generator
 from fedspan.engine.loop import Loop
@@ -36,7 +36,7 @@ def measure(loop: Loop) -> dict[str, npt.NDArray[np.float64]]:
         raise SpecError("`diagnostics` needs all clients on one machine; leave it out")
     with torch.inference_mode():
         states, weights = clients(), client_weights(loop.problem)
-        grads = all_clients(loop.problem).full_grads(loop.method.model(loop.server)).double()
+        grads = all_clients(loop.problem).full_grads(loop.server.x).double()
         mean_grad = (weights * grads).sum(1, keepdim=True)
         found = {"grad_sq": mean_grad.square().sum((1, 2)), "drift": _drift(loop, states)}
         if hasattr(states, "c") and hasattr(loop.server, "c"):

@@ -29,30 +29,26 @@ class Classes(Partition):
             raise SpecError(
                 f"`classes_per_client` must be from 1 to the {len(names)} classes, got {self.classes_per_client}"
             )
-        hands = self._deal(len(names), clients, rng)
-        parts: list[list[Indices]] = [[] for _ in range(clients)]
-        for number, name in enumerate(names):
-            holders = [client for client in range(clients) if number in hands[client]]
-            if holders:
-                members = rng.permutation(np.flatnonzero(labels == name))
-                for client, share in zip(
-                    holders, np.array_split(members, len(holders)), strict=True
-                ):
-                    parts[client].append(share)
-        return [np.sort(np.concatenate(part)) for part in parts]
-
-    def _deal(self, classes: int, clients: int, rng: np.random.Generator) -> list[set[int]]:
-        """The classes of each client, from shuffled decks of all classes."""
+        # the classes of each client, from shuffled decks of all classes
         deck: deque[int] = deque()  # cards are taken near its front
         while len(deck) < clients * self.classes_per_client:
-            deck += rng.permutation(classes).tolist()
+            deck += rng.permutation(len(names)).tolist()
         hands: list[set[int]] = [set() for _ in range(clients)]
         for hand in hands:
             for _ in range(self.classes_per_client):
-                place = next((i for i, card in enumerate(deck) if card not in hand), None)
-                if place is None:
-                    hand.add(int(rng.integers(classes)))
+                card = next((one for one in deck if one not in hand), None)
+                if card is None:
+                    hand.add(int(rng.integers(len(names))))
                 else:
-                    hand.add(deck[place])
-                    del deck[place]
-        return hands
+                    hand.add(card)
+                    deck.remove(card)
+        # the examples of each class
+        parts: list[list[Indices]] = [[] for _ in range(clients)]
+        for number, name in enumerate(names):
+            holders = [part for part, hand in zip(parts, hands, strict=True) if number in hand]
+            if holders:
+                members = rng.permutation(np.flatnonzero(labels == name))
+                shares = np.array_split(members, len(holders))
+                for part, share in zip(holders, shares, strict=True):
+                    part.append(share)
+        return [np.sort(np.concatenate(part)) for part in parts]

@@ -6,17 +6,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspan.core.partition import Indices, fill_empty
+from fedspan.core.errors import positive
+from fedspan.core.partition import Indices, Partition, fill_empty
 from fedspan.core.registry import register
-from fedspan.data.partitions._proportions import Proportions
+from fedspan.data.partitions._proportions import cuts
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Quantity(Proportions):
+class Quantity(Partition):
     """Unequal amounts."""
 
+    alpha: float = 0.5  # α: the smaller, the more unequal
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("alpha", self.alpha)
+
     def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
-        places = self.cuts(clients, len(labels), rng)
+        places = cuts(self.alpha, clients, len(labels), rng)
         parts = np.split(rng.permutation(len(labels)), places)
         return fill_empty([np.sort(part) for part in parts], rng)

@@ -11,11 +11,11 @@ import re
 from fedspan.core.errors import DataError
 from fedspan.data.archives import members
 from fedspan.data.download import File
-from fedspan.data.sets import DataSet, Files
+from fedspan.data.sets import REINSTALL, DataSet, Files, Splits
 from fedspan.data.store import Contents
 
-COMMIT = "38061c392481af43e226b735480454851802c257"
-ARCHIVE = f"https://github.com/ravexina/shakespeare-plays-dataset-scraper/archive/{COMMIT}.tar.gz"
+SCRAPER = "https://github.com/ravexina/shakespeare-plays-dataset-scraper"
+PAGES = f"http://shakespeare.mit.edu and {SCRAPER}"
 FILE = "shakespeare/plays.tar.gz"
 DIRECTION = re.compile(
     r"\[|(?:Enter|Exit|Exeunt|Re-enter|Within|Aside|Dies|Reads|Flourish|Music|Sings|They fight|Alarums?|Trumpets?|"
@@ -23,7 +23,7 @@ DIRECTION = re.compile(
 )
 
 
-def convert(files: Files) -> Contents:
+def convert(files: Files, _: Splits | None) -> Contents:
     """One row per role of every play, in the order of the plays' names and of the roles' first words."""
     found = members(files[FILE], lambda path: path.parent.name == "shakespeare-db")
     plays = {path.stem: data.decode() for path, data in found.items()}
@@ -54,17 +54,30 @@ def _roles(text: str) -> dict[str, list[str]]:
     return roles
 
 
-SET = DataSet(
-    name="shakespeare",
-    about="what 1,337 roles of 36 plays say, 4.2 million characters",
-    clients="622 roles with at least 1,000 characters",
-    licence="public domain; the scraper GPL-3.0",
-    source="http://shakespeare.mit.edu and https://github.com/ravexina/shakespeare-plays-dataset-scraper",
-    size=1_750_000,
-    made=("text/shakespeare_roles.jsonl.gz",),
-    files=(
-        File(FILE, (ARCHIVE,)),
-    ),  # GitHub packs it anew at times: the roles are checked, not the archive
-    convert=convert,
-    digest="5f88a10b2928efd883eac1430bae7f92f9623984f926d81390f39519ae729509",
+SETS = (
+    DataSet(
+        name="shakespeare",
+        about="what 1,337 roles of 36 plays say, 4.2 million characters",
+        clients="622 roles with at least 1,000 characters",
+        licence="public domain; the scraper GPL-3.0",
+        source=PAGES,
+        size=1_750_000,
+        made=("text/shakespeare_roles.jsonl.gz",),
+        # GitHub packs it anew at times: the roles are checked, not the archive
+        files=(
+            File(FILE, (f"{SCRAPER}/archive/38061c392481af43e226b735480454851802c257.tar.gz",)),
+        ),
+        convert=convert,
+        digest="5f88a10b2928efd883eac1430bae7f92f9623984f926d81390f39519ae729509",
+    ),
+    DataSet(
+        name="shakespeare_mini",
+        about="the first 2,000 characters or so of 8 roles of Hamlet and Macbeth",
+        clients="8 roles",
+        licence="public domain",
+        source=PAGES,
+        size=8_000,
+        made=("text/shakespeare_mini_roles.jsonl.gz",),
+        install=REINSTALL,
+    ),
 )

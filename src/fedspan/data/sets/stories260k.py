@@ -8,6 +8,7 @@ tokenizer's file has a score and the text of each token, merged tokens in the or
 from __future__ import annotations
 
 import json
+import math
 import struct
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy.typing as npt
 from safetensors.numpy import load, save
 
 from fedspan.core.errors import DataError
+from fedspan.core.extras import needs
 from fedspan.data import store
 from fedspan.data.download import File
-from fedspan.data.sets import DataSet, Files
+from fedspan.data.sets import DataSet, Files, Splits
 from fedspan.data.store import Contents
 
 FROM = "https://huggingface.co/karpathy/tinyllamas/resolve/main/stories260K/"
@@ -31,21 +33,17 @@ BYTES = len(SPECIAL) + 256  # tokens before those that are merged
 Floats = npt.NDArray[np.float32]
 
 
-def convert(files: Files) -> Contents:
+def convert(files: Files, _: Splits | None) -> Contents:
     """The directory of the model: config, weights and tokenizer."""
     config, weights = _weights(files["stories260k/stories260K.bin"].read_bytes())
-    tokenizer = _tokenizer(files["stories260k/tok512.bin"].read_bytes())
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
-    tables = {
-        "config.json": config,
-        "tokenizer.json": tokenizer,
-        "tokenizer_config.json": named | {"tokenizer_class": "PreTrainedTokenizerFast"},
+    named["tokenizer_class"] = "PreTrainedTokenizerFast"
+    return {
+        f"{PLACE}/config.json": json.dumps(config, indent=1).encode(),
+        f"{PLACE}/tokenizer.json": _tokenizer(files["stories260k/tok512.bin"].read_bytes()),
+        f"{PLACE}/tokenizer_config.json": json.dumps(named, indent=1).encode(),
+        f"{PLACE}/model.safetensors": save(weights, {"format": "pt"}),
     }
-    made = {
-        f"{PLACE}/{name}": json.dumps(table, indent=1, ensure_ascii=False).encode()
-        for name, table in tables.items()
-    }
-    return made | {f"{PLACE}/model.safetensors": save(weights, {"format": "pt"})}
 
 
 def check(files: Files) -> None:
@@ -63,31 +61,25 @@ def _weights(raw: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
 
     def take(*shape: int) -> Floats:
         nonlocal at
-        at += int(np.prod(shape))
-        return numbers[at - int(np.prod(shape)) : at].reshape(shape)
-
-    def halves(rows: Floats, count: int) -> Floats:
-        return np.ascontiguousarray(
-            rows.reshape(count, size // 2, 2, dim).swapaxes(1, 2).reshape(-1, dim)
-        )
+        start, at = at, at + math.prod(shape)
+        return numbers[start:at].reshape(shape)
 
     weights = {"model.embed_tokens.weight": take(vocab, dim)}
-    kinds: dict[str, Any] = {
-        "input_layernorm": take(layers, dim),
-        "self_attn.q_proj": [halves(one, heads) for one in take(layers, dim, dim)],
-        "self_attn.k_proj": [halves(one, kv_heads) for one in take(layers, kv_heads * size, dim)],
-        "self_attn.v_proj": take(layers, kv_heads * size, dim),
-        "self_attn.o_proj": take(layers, dim, dim),
-        "post_attention_layernorm": take(layers, dim),
-        "mlp.gate_proj": take(layers, hidden, dim),
-        "mlp.down_proj": take(layers, dim, hidden),
-        "mlp.up_proj": take(layers, hidden, dim),
-    }
-    for kind, values in kinds.items():
-        weights |= {
-            f"model.layers.{layer}.{kind}.weight": np.ascontiguousarray(values[layer])
-            for layer in range(layers)
-        }
+    for name, shape in {
+        "input_layernorm": (dim,),
+        "self_attn.q_proj": (dim, dim),
+        "self_attn.k_proj": (kv_heads * size, dim),
+        "self_attn.v_proj": (kv_heads * size, dim),
+        "self_attn.o_proj": (dim, dim),
+        "post_attention_layernorm": (dim,),
+        "mlp.gate_proj": (hidden, dim),
+        "mlp.down_proj": (dim, hidden),
+        "mlp.up_proj": (hidden, dim),
+    }.items():
+        for layer, rows in enumerate(take(layers, *shape)):
+            if name in ("self_attn.q_proj", "self_attn.k_proj"):  # neighbors to halves
+                rows = rows.reshape(-1, size // 2, 2, dim).swapaxes(1, 2).reshape(-1, dim)
+            weights[f"model.layers.{layer}.{name}.weight"] = np.ascontiguousarray(rows)
     weights["model.norm.weight"] = take(dim)
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab, "hidden_size": dim,
@@ -99,7 +91,10 @@ def _weights(raw: bytes) -> tuple[dict[str, Any], dict[str, Floats]]:
     return config, weights
 
 
-def _tokenizer(raw: bytes) -> dict[str, Any]:
+def _tokenizer(raw: bytes) -> bytes:
+    needs("nlp", "tokenizers")
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+
     tokens, at = [], 4  # after the length of the longest one
     while at < len(raw):
         _, length = struct.unpack("<fi", raw[at : at + 8])
@@ -107,51 +102,33 @@ def _tokenizer(raw: bytes) -> dict[str, Any]:
         at += 8 + length
     numbers = {text: number for number, text in enumerate([*SPECIAL, *tokens[len(SPECIAL) :]])}
     merges = [
-        [text[:cut], text[cut:]]
+        (text[:cut], text[cut:])
         for text, number in numbers.items()
         for cut in range(1, len(text))
         if number >= BYTES and text[:cut] in numbers and text[cut:] in numbers
     ]
-    space = [
-        {"type": "Prepend", "prepend": "▁"},
-        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-    ]
-    text = [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        *(
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-        ),
-    ]
-    usual = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-    begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
-    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    return {
-        "version": "1.0",
-        "added_tokens": [{"id": number, "content": text} | usual for number, text in enumerate(SPECIAL)],
-        "normalizer": {"type": "Sequence", "normalizers": space},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [begin, first],
-            "pair": [begin, first, begin, second],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
-        },
-        "decoder": {"type": "Sequence", "decoders": text},
-        "model": {
-            "type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": numbers,
-            "merges": merges,
-        },
-    }  # fmt: skip
+    unknown: dict[str, Any] = {"unk_token": SPECIAL[0], "fuse_unk": True, "byte_fallback": True}
+    made: Any = Tokenizer(models.BPE(numbers, merges, **unknown))
+    made.add_special_tokens(SPECIAL)
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    text: str = made.to_str(pretty=True)
+    return text.encode()
 
 
-SET = DataSet(
+SETS = (DataSet(
     name="stories260k",
     about="model: a Llama of 260,032 parameters, pre-trained on children's stories",
     clients="-",
@@ -171,4 +148,4 @@ SET = DataSet(
     ),
     convert=convert,
     check=check,
-)  # fmt: skip
+),)  # fmt: skip

@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 
+from fedspan.data import columns
 from fedspan.data.download import File
-from fedspan.data.sets import DataSet, Files
+from fedspan.data.sets import DataSet, Files, Splits
 from fedspan.data.store import Contents
 
 FROM = (
     "https://raw.githubusercontent.com/owkin/FLamby/edacf54d5211520583b0133d55ac39b6fda8324b/"
     "flamby/datasets/fed_tcga_brca/"
 )
-PATIENT, EVENT, TIME = "pid", "E", "T"
+OTHERS = ("pid", "E", "T")  # patient, event, time: all other columns are features
 
 
-def convert(files: Files) -> Contents:
+def convert(files: Files, _: Splits | None) -> Contents:
     """The patients that are in FLamby's split, in the order of its table; their identifiers are left out."""
-    with files["tcga_brca/train_test_split.csv"].open(encoding="utf-8", newline="") as file:
-        folds = {
-            row[PATIENT]: row["fold2"].split("_") for row in csv.DictReader(file)
-        }  # such as train_0
-    with files["tcga_brca/brca.csv"].open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row[PATIENT] in folds]
-    columns = [name for name in rows[0] if name not in (PATIENT, EVENT, TIME)]
+    table = columns.read(files["tcga_brca/brca.csv"])
+    split = columns.read(files["tcga_brca/train_test_split.csv"])
+    folds = dict(zip(split["pid"].tolist(), split["fold2"].tolist(), strict=True))  # as in train_0
+    kept = np.isin(table["pid"], split["pid"])
+    part, center = np.array([folds[pid].split("_") for pid in table["pid"][kept].tolist()]).T
+    names = [name for name in table if name not in OTHERS]
     return {
         "tcga_brca/tcga_brca.npz": {
-            "x": np.array([[row[name] for name in columns] for row in rows]).astype(np.float32),
-            "event": np.array([row[EVENT] for row in rows]).astype(np.float32),
-            "time": np.array([row[TIME] for row in rows]).astype(np.float32),
-            "train": np.array([folds[row[PATIENT]][0] == "train" for row in rows]),
-            "center": np.array([folds[row[PATIENT]][1] for row in rows]).astype(np.int64),
-            "columns": np.array(columns),
+            "x": np.stack([table[name][kept] for name in names], 1).astype(np.float32),
+            "event": table["E"][kept].astype(np.float32),
+            "time": table["T"][kept].astype(np.float32),
+            "train": part == "train",
+            "center": center.astype(np.int64),
+            "columns": np.array(names),
         }
     }
 
 
-SET = DataSet(
+SETS = (DataSet(
     name="tcga_brca",
     about="breast-cancer patients, 866 and 222, with 39 clinical features and their survival",
     clients="hospitals of 6 regions",
@@ -58,4 +56,4 @@ SET = DataSet(
     ),
     convert=convert,
     digest="d52e4e48571347648dd8a39d323d448c2da0a2574d7c19f45633323a24b30332",
-)  # fmt: skip
+),)  # fmt: skip

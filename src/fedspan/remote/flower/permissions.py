@@ -8,7 +8,7 @@ data may be learned from its replies is decided by the client.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from fedspan.core import tables
 from fedspan.core.errors import SpecError, shown
@@ -67,61 +67,57 @@ def check_floor(spec: Spec, floor: Privacy | None, own: Spec | None) -> None:
         return
     given = spec.privacy
     if given is None:
+        table = tables.describe(floor)
+        changed = {key for key, value in table.items() if getattr(Privacy, key, None) != value}
+        told = ", ".join(f"privacy.{key} = {shown(table[key])}" for key in table if key in changed)
         raise SpecError(
-            f"the run has no `privacy`, but this client asks for {_told(floor)}; set it for the run"
+            f"the run has no `privacy`, but this client asks for {told}; set it for the run"
         )
-    weaker = [
-        ("level", floor.clip is not None and given.level != floor.level),
-        ("clip", floor.clip is not None and (given.clip is None or given.clip > floor.clip)),
-        ("quantile", floor.clip is not None and given.quantile != floor.quantile),
-        ("noise", floor.noise is not None and (given.noise is None or given.noise < floor.noise)),
-        (
-            "epsilon",
-            floor.epsilon is not None and (given.epsilon is None or given.epsilon > floor.epsilon),
-        ),
-        ("delta", floor.epsilon is not None and given.delta > floor.delta),
-        ("secure", floor.secure and not given.secure),
-        ("secure_signed", floor.secure_signed and not given.secure_signed),
-        ("secure_threshold", floor.secure and given.secure_threshold < floor.secure_threshold),
-    ]
-    for name in (name for name, less in weaker if less):
+    private, fixed = floor.clip is not None, floor.noise is not None
+    limited = floor.epsilon is not None
+    weaker = {
+        "level": private and given.level != floor.level,
+        "clip": private and not at_most(given.clip, floor.clip),
+        "quantile": private and given.quantile != floor.quantile,
+        "noise": fixed and not at_most(floor.noise, given.noise),
+        "epsilon": limited and not at_most(given.epsilon, floor.epsilon),
+        "delta": limited and given.delta > floor.delta,
+        "secure": floor.secure > given.secure,
+        "secure_signed": floor.secure_signed > given.secure_signed,
+        "secure_threshold": floor.secure and given.secure_threshold < floor.secure_threshold,
+    }
+    for name in (name for name, less in weaker.items() if less):
         raise SpecError(
             f"the run has privacy.{name} = {shown(getattr(given, name))}, which protects this client less than its own "
             f"{shown(getattr(floor, name))}; leave it, or set it to something stronger"
         )
-    if floor.noise is not None and own is not None:
-        spent: list[tuple[str, Any, Any, bool]] = [
-            (
-                name,
-                getattr(spec, name),
-                getattr(own, name),
-                getattr(spec, name) != getattr(own, name),
+    if not fixed or own is None:
+        return
+    steps = (spec.method.local_steps, own.method.local_steps)
+    spent = {name: (getattr(spec, name), getattr(own, name)) for name in SPENDING}
+    spent |= {"rounds": (spec.rounds, min(spec.rounds, own.rounds))}
+    spent |= {"method.local_steps": steps} if floor.level == "example" else {}
+    for name, (theirs, mine) in spent.items():
+        if theirs != mine:
+            raise SpecError(
+                f"the run has {name} = {shown(theirs)}, and this client {shown(mine)}: with privacy.noise that would "
+                "spend another ε; leave it, or use privacy.epsilon in the app's spec"
             )
-            for name in SPENDING
-        ]
-        steps, mine = spec.method.local_steps, own.method.local_steps
-        spent += [("rounds", spec.rounds, own.rounds, spec.rounds > own.rounds)]
-        spent += [("method.local_steps", steps, mine, steps != mine and floor.level == "example")]
-        for name, value, mine_value, more in spent:
-            if more:
-                raise SpecError(
-                    f"the run has {name} = {shown(value)}, and this client {shown(mine_value)}: with privacy.noise "
-                    "that would spend another ε; leave it, or use privacy.epsilon in the app's spec"
-                )
 
 
-def privacy_of(config: Any) -> Privacy | None:
+def at_most(value: float | None, most: float | None) -> bool:
+    """Whether both are given, and one is at most the other."""
+    return value is not None and most is not None and value <= most
+
+
+def privacy_of(text: str) -> Privacy:
     """The floor of a node's own config: `privacy`, a TOML table such as '{clip = 0.5, epsilon = 8}'."""
-    if config is None:
-        return None
-    table = toml_value(config) if isinstance(config, str) else config
+    table = toml_value(text)
     if not isinstance(table, dict):
         raise SpecError(
-            f"the node's config has privacy = {shown(config)}; write a table, such as {{secure = true}}"
+            f"the node's config has privacy = {shown(text)}; write a table, such as {{secure = true}}"
         )
-    made = tables.make(Privacy, table)
-    assert isinstance(made, Privacy)
-    return made
+    return cast(Privacy, tables.make(Privacy, table))
 
 
 def _refusal(key: str, value: Any, why: str) -> SpecError:
@@ -149,13 +145,3 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list | tuple):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _texts(inner)
-
-
-def _told(privacy: Privacy) -> str:
-    """The settings of a floor that are not the defaults."""
-    table = {
-        key: value
-        for key, value in tables.describe(privacy).items()
-        if getattr(Privacy, key, None) != value
-    }
-    return ", ".join(f"privacy.{key} = {shown(value)}" for key, value in table.items())

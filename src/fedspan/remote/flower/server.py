@@ -8,28 +8,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedspan.core import refusals
 from fedspan.core.callback import Callback
+from fedspan.core.digest import digest
 from fedspan.core.errors import SpecError, one_line
+from fedspan.core.json_log import read_table, write_table
 from fedspan.core.method import DETAILS
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, Row
+from fedspan.engine.per_client import Recorder
 from fedspan.engine.result import Result
-from fedspan.engine.run_dir import Keeping, execute
-from fedspan.remote.channel import Failure
+from fedspan.engine.run_dir import execute
+from fedspan.nn.problem import TorchProblem
+from fedspan.remote.client import NAME
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
-from fedspan.remote.messages import RoundMessage
+from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
 from fedspan.remote.server import RemoteTransport
+from fedspan.remote.sites import AGREED, gather, to_text
 from fedspan.replies.chain import Chain, Event
 
 log = logging.getLogger("flwr")
+AGREED_FILE = "agreed.json"  # what the clients agreed on before round 0
 GRACE = 2.0  # seconds more for clients that were silent when last asked
 REPLY_POLL = 0.1  # seconds between two looks for replies
 NODE_POLL = 0.5  # seconds between two looks for clients that are not connected yet
@@ -41,14 +48,6 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class Request:
-    """A question to a node which client it is."""
-
-    node: int
-    deadline: float
-
-
 @dataclass
 class GridChannel:
     """Carries messages over Flower's grid, to the node that stands for each client at the time."""
@@ -58,28 +57,33 @@ class GridChannel:
     timeout: float
     roster: Roster | None = None  # the node of each client's number; None: the newest node
     bound: bool | None = True  # whether the roster is kept to; None: if Flower authenticates nodes
-    nodes: dict[int, int] = field(default_factory=dict)  # client → node
-    identified: dict[int, int] = field(
-        default_factory=dict
-    )  # node → client, in the order of the replies
-    requests: dict[str, Request] = field(default_factory=dict)  # by message id
+    identified: dict[int, int] = field(default_factory=dict)  # node → client, the newest last
+    requests: dict[str, tuple[int, float]] = field(default_factory=dict)  # id → (node, deadline)
     refused: set[int] = field(default_factory=set)  # nodes
-    silent: set[int] = field(
-        default_factory=set
-    )  # clients that did not reply in time when last asked
+    silent: set[int] = field(default_factory=set)  # clients that did not reply when last asked
     news: list[str] = field(default_factory=list)  # what happened to nodes since the last round
+    names: dict[int, str] = field(default_factory=dict)  # client → its permanent name
     records_up: int = 0  # bytes of records, headers included
     records_down: int = 0
 
-    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
-        """Send all messages, and yield replies as they arrive until the time is up."""
+    @property
+    def nodes(self) -> dict[int, int]:
+        """Client → the newest node that stands for it."""
+        return {client: node for node, client in self.identified.items()}
+
+    def deliver(
+        self, messages: list[RoundMessage]
+    ) -> Iterator[tuple[int, RoundMessage | DroppedError]]:
+        """Send all messages, and yield replies as they arrive until the time is up.
+
+        Once all others have replied, clients that were silent when last asked get as long again as the others took.
+        """
         self.find_nodes()
         self.decide_binding()
-        outgoing, indices = [], []
+        nodes, outgoing, indices = self.nodes, [], []
         for index, message in enumerate(messages):
-            node = self.nodes.get(message.client)
-            if node is None:
-                yield index, Failure("not connected", sent=False)
+            if (node := nodes.get(message.client)) is None:
+                yield index, DroppedError("not connected", sent=False)
                 continue
             content = write_message(message)
             self.records_down += count_bytes(content)
@@ -92,41 +96,34 @@ class GridChannel:
             if ident:
                 waiting[ident] = index
             else:
-                yield index, Failure("the message could not be sent", sent=False)
-        for ident, reply in self._replies(
-            {ident: messages[index].client for ident, index in waiting.items()}
-        ):
-            index = waiting[ident]
-            yield index, self._read(reply, messages[index].max_reply)
+                yield index, DroppedError("the message could not be sent", sent=False)
 
-    def _read(self, reply: Message, max_bytes: int) -> RoundMessage | Failure:
+        began = time.monotonic()
+        deadline = began + self.timeout
+        late = {messages[index].client for index in waiting.values()}
+        others = not late <= self.silent
+        while waiting and time.monotonic() < deadline:
+            for reply in self.grid.pull_messages(list(waiting)):
+                found = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if found is not None:
+                    self.silent.discard(messages[found].client)
+                    yield found, self._read(reply, messages[found].max_reply)
+            late = {messages[index].client for index in waiting.values()}
+            if others and late <= self.silent:
+                deadline, others = min(deadline, 2 * time.monotonic() - began + GRACE), False
+            if waiting:
+                time.sleep(REPLY_POLL)
+        self.silent |= late
+
+    def _read(self, reply: Message, max_bytes: int) -> RoundMessage | DroppedError:
         if reply.has_error():
             told = f"Flower error {reply.error.code}: {one_line(reply.error.reason)}"
-            return Failure(told, kind="other")
+            return DroppedError(told, "other")
         try:
             self.records_up += count_bytes(reply.content)
             return read_message(reply.content, max_bytes)
         except Exception as error:  # of whatever kind: it is this client's failure, never the run's
-            return Failure(f"reply refused: {one_line(error)}", kind="refused")
-
-    def _replies(self, missing: dict[str, int]) -> Iterator[tuple[str, Message]]:
-        """Replies to messages, given as message → client.
-
-        Once all others have replied, clients that were silent when last asked get as long again as the others took.
-        """
-        began = time.monotonic()
-        deadline, known = began + self.timeout, not self.silent.issuperset(missing.values())
-        while missing and time.monotonic() < deadline:
-            for reply in self.grid.pull_messages(list(missing)):
-                ident = reply.metadata.reply_to_message_id
-                if ident in missing:
-                    self.silent.discard(missing.pop(ident))
-                    yield ident, reply
-            if missing and known and self.silent.issuperset(missing.values()):
-                deadline, known = min(deadline, 2 * time.monotonic() - began + GRACE), False
-            if missing:
-                time.sleep(REPLY_POLL)
-        self.silent |= set(missing.values())
+            return DroppedError(f"reply refused: {one_line(error)}", "refused")
 
     def find_nodes(self) -> None:
         """Request from new nodes which client they are, and read the replies that are there; never waits.
@@ -134,53 +131,49 @@ class GridChannel:
         The newest node stands for a client. A node that does not reply in time gets a new request.
         """
         online, now = set(self.grid.get_node_ids()), time.monotonic()
-        self.identified = {
-            node: client for node, client in self.identified.items() if node in online
-        }
+        self.identified = {node: c for node, c in self.identified.items() if node in online}
         self.requests = {
-            i: r for i, r in self.requests.items() if r.node in online and r.deadline > now
+            ident: (node, deadline)
+            for ident, (node, deadline) in self.requests.items()
+            if node in online and deadline > now
         }
-        new = sorted(
-            online - {*self.identified, *self.refused, *(r.node for r in self.requests.values())}
-        )
+        asked = {node for node, _ in self.requests.values()}
+        new = sorted(online - self.identified.keys() - self.refused - asked)
         queries = [Message(RecordDict(), node, "query", ttl=IDENTIFY_TIMEOUT) for node in new]
-        idents = self.grid.push_messages(queries) if new else []
-        for ident, node in zip(idents, new, strict=True):
+        for ident, node in zip(self.grid.push_messages(queries) if new else (), new, strict=True):
             if ident:
-                self.requests[ident] = Request(node, now + IDENTIFY_TIMEOUT)
+                self.requests[ident] = (node, now + IDENTIFY_TIMEOUT)
         for reply in self.grid.pull_messages(list(self.requests)) if self.requests else ():
             request = self.requests.pop(reply.metadata.reply_to_message_id, None)
-            if request is not None:
-                self._identify(request.node, reply)
-        self.nodes = {
-            client: node for node, client in self.identified.items()
-        }  # of two nodes the last one remains
+            if request is None:
+                continue
+            node, _ = request
+            if reply.has_error():
+                told = one_line(reply.error.reason)
+                log.warning("a node did not say which client it is: %s", told)
+                continue
+            record = reply.content.get(IDENTITY)
+            identity = dict(record) if isinstance(record, ConfigRecord) else {}
+            client = identity.get("client")
+            if isinstance(client, int) and 0 <= client < self.clients:
+                self.identified[node] = client
+                if NAME.fullmatch(name := str(identity.get("name", ""))):
+                    self.names[client] = name
+                if self.bound:
+                    self._keep_to_roster(node)
+            else:
+                self.refused.add(node)
+                own = f"it is client {client!r}, but the run has 0 to {self.clients - 1}"
+                log.warning("fedspan ignores a node: %s", one_line(identity.get("reason") or own))
 
-    def _identify(self, node: int, reply: Message) -> None:
-        if reply.has_error():
-            log.warning("a node did not say which client it is: %s", one_line(reply.error.reason))
-            return
-        record = reply.content.get(IDENTITY)
-        identity = dict(record) if isinstance(record, ConfigRecord) else {}
-        client = identity.get("client")
-        if isinstance(client, int) and 0 <= client < self.clients:
-            if self.bound and self.roster is not None and not self.roster.admits(client, node):
-                self._refuse(client, node)
-                return
-            self.identified[node] = client
-        else:
+    def _keep_to_roster(self, node: int) -> None:
+        """Refuse a node that stands for a client of another node."""
+        if self.roster is not None and not self.roster.admits(self.identified[node], node):
+            client = self.identified.pop(node)
             self.refused.add(node)
-            reason = (
-                identity.get("reason")
-                or f"it is client {client!r}, but the run has 0 to {self.clients - 1}"
+            self.news.append(
+                f"node {node} is refused as client {client}, which belongs to another node"
             )
-            log.warning("fedspan ignores a node: %s", one_line(reason))
-
-    def _refuse(self, client: int, node: int) -> None:
-        self.refused.add(node)
-        self.news.append(
-            f"node {node} is refused as client {client}, which belongs to another node"
-        )
 
     def decide_binding(self) -> None:
         """Bind clients to nodes if Flower authenticates these; decided once, when some are connected."""
@@ -188,23 +181,19 @@ class GridChannel:
             return
         known = [_registered_before(node) for node in getattr(self.grid, "get_nodes", tuple)()]
         self.bound = 2 * sum(known) > len(known)
-        for node, client in list(self.identified.items()) if self.bound else ():
-            if not self.roster.admits(client, node):
-                del self.identified[node]
-                self._refuse(client, node)
-        self.nodes = {client: node for node, client in self.identified.items()}
+        for node in list(self.identified) if self.bound else ():
+            self._keep_to_roster(node)
         log.info("nodes are %s, so clients are %s", *_WORDS[self.bound])
 
     def wait(self, seconds: float) -> None:
         """Wait until all clients are connected or the time is up."""
         deadline = time.monotonic() + seconds
-        while True:
-            self.find_nodes()
-            if len(self.nodes) >= self.clients or time.monotonic() > deadline:
-                self.decide_binding()
-                log.info("%d of %d clients are connected", len(self.nodes), self.clients)
-                return
+        self.find_nodes()
+        while len(self.nodes) < self.clients and time.monotonic() <= deadline:
             time.sleep(NODE_POLL)
+            self.find_nodes()
+        self.decide_binding()
+        log.info("%d of %d clients are connected", len(self.nodes), self.clients)
 
 
 def _registered_before(node: Any) -> bool:
@@ -225,14 +214,16 @@ class RunLog(Callback):
 
     channel: GridChannel
     total: int
+    file: Path
+    agreed: dict[str, Any]
     logged: tuple[int, int] = (0, 0)  # bytes of records up and down until the last round
 
     def on_run_start(self, run: Loop) -> None:
-        """Continue the roster of an interrupted run."""
-        if self.channel.roster is not None:
-            self.channel.roster.belongs(
-                run.id
-            )  # also if it is decided later whether clients are bound
+        """Continue the roster of an interrupted run, and keep what the clients agreed on."""
+        if self.agreed:
+            write_table(self.file, self.agreed)
+        if self.channel.roster is not None:  # also if it is decided later whether clients are bound
+            self.channel.roster.belongs(run.id)
 
     def on_round_end(self, run: Loop) -> None:
         """Count the bytes of the records, and note which nodes were refused."""
@@ -264,39 +255,83 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         raise SpecError(
             "run config 'run-dir' is missing: a directory on the server for results and checkpoints"
         )
-    refusals.check(refusals.Run(spec, server=config))
+    refusals.check(spec, server=config)
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
-    problem = spec.task.server_problem((spec.seed,), spec)
-    refusals.check(refusals.Run(spec, problem=problem, server=config))
+    roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
+    decided = config.bind_clients is True or bool(roster and roster.nodes)
+    bound = True if decided else None
+
+    # --- What the clients agree on before round 0 ---
+    asked, problem = spec.task.of_sites, None
+    if asked is None:
+        problem = spec.task.server_problem((spec.seed,), spec)
+    elif spec.privacy is not None:
+        raise SpecError(
+            "`task.data.path` names a file for each client, and before round 0 clients would say what their columns "
+            "are, without noise and in the open; with `privacy` use a module of your own (task 'custom')"
+        )
+    count = problem.clients if problem is not None else spec.task.partition.clients  # type: ignore[attr-defined]
+    if count is None:
+        raise SpecError(
+            'a server has to know how many clients there are; set task.partition = {name = "natural", clients = 3}'
+        )
+    channel = GridChannel(grid, count, config.timeout, roster, bound)
+    channel.wait(config.wait)
+    weighted = spec.participation.weights == "examples" and (
+        problem is None or isinstance(problem, TorchProblem)
+    )
+    agreed: dict[str, Any] = {}
+    if weighted or asked is not None:
+        kept = run_dir / AGREED_FILE
+        if config.resume and kept.exists():
+            agreed = read_table(kept, {"examples": list[int]})
+        else:
+            fingerprint = digest(spec.identity(), size=6)
+            agreed = gather(
+                channel, count, fingerprint=fingerprint, patience=max(config.wait, 1.0), asked=asked
+            )
+        if len(agreed["examples"]) != count:
+            raise SpecError(f"{str(kept)!r} is of {len(agreed['examples'])} clients, not {count}")
+    if problem is None:
+        problem = spec.task.server_problem((spec.seed,), spec, agreed)
+    if weighted:
+        problem.weights = spec.participation.shares(np.array(agreed["examples"], np.float64))
+    names = [channel.names.get(i, f"client-{i}") for i in range(count)]
+    if len(set(names)) < count:
+        raise SpecError(f"two nodes have the same client-id, among {', '.join(sorted(names)[:8])}")
+    cast(Any, problem).names = names
+    refusals.check(spec, problem=problem, server=config)
     clients_per_round = spec.clients_per_round or problem.clients
     if config.min_replies > clients_per_round:
         raise SpecError(
             f"run config 'min-replies' is {config.min_replies}, more than the {clients_per_round} clients of a round"
         )
     chain = Chain.of(spec, method, problem.clients, clients_per_round)
-    roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
-    decided = config.bind_clients is True or bool(roster and roster.nodes)
-    channel = GridChannel(grid, problem.clients, config.timeout, roster, True if decided else None)
     transport = RemoteTransport(
         method, problem.layout, problem.x0, problem.clients, channel, agreement_of(spec, problem),
         min_replies=config.min_replies, pause=config.pause, backup=config.backup,
         copies_dir=run_dir / "copies", resume=config.resume,
+        agreed={AGREED: to_text(agreed)} if asked is not None else {},
     )  # fmt: skip
-    run_log = RunLog(channel, spec.rounds)
+    run_log = RunLog(channel, spec.rounds, run_dir / AGREED_FILE, agreed)
+    more: list[Callback] = [run_log]
+    if spec.eval_clients_every is not None:
+        every = spec.eval_clients_every
+        more.append(Recorder(every, spec.rounds, lambda run: transport.evaluate(run, names)))
     loop = Loop(
-        method, problem, transport, (spec.seed,), clients_per_round, (*spec.callbacks, run_log), run_dir,
+        method, problem, transport, (spec.seed,), clients_per_round, (*more, *spec.callbacks), run_dir,
         chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
         unbiased=spec.participation.unbiased, on_events=run_log.warn,
     )  # fmt: skip
     problem.drop_start()
-    channel.wait(config.wait)
     # Flower's signal handlers end the app at once; the last checkpoint is there to resume from.
-    keeping = Keeping(
+    result = execute(
+        loop,
+        spec,
         resume=config.resume,
         checkpoint_every=config.checkpoint_every,
         retry_diverged=True,
         signals=False,
     )
-    result = execute(loop, spec, keeping)
     log.info("fedspan %s; results in %s", result.status, run_dir)
     return result

@@ -20,7 +20,7 @@ different numbers, keys, clients or rounds to two clients gets a sum from which 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,23 +46,20 @@ from fedspan.replies.secure.keys import (
 )
 from fedspan.replies.secure.shares import SHARE, split
 
-PHASES = ("keys", "shares", "train", "unmask")
-ARRAYS = {
-    "keys": {"session"},
-    "shares": {"session", "clients", "keys", "threshold"},
-    "train": {"session", "sharers", "shares"},
-    "unmask": {"session", "survivors"},
+ARRAYS = {  # of each question, in order: bytes, lists of clients, and a threshold
+    "keys": ("session",),
+    "shares": ("session", "clients", "keys", "threshold"),
+    "train": ("session", "sharers", "shares"),
+    "unmask": ("session", "survivors"),
 }
+PHASES = tuple(ARRAYS)
 COUNT = 8  # bytes of a number of examples
 ANNOUNCED = 3 * KEY + COUNT  # two public keys, a commitment, and a number of examples
 MOST_EXAMPLES = 1 << 40  # of a client: sums and quotients of such numbers are exact
 SEALED = NONCE + 2 * SHARE + TAG  # bytes of the two shares that one client sends to another
 UNREADABLE = b"\xff" * SHARE  # in place of a share that did not arrive intact
 NAMED = "secure."  # prefix of the arrays of the protocol, next to those of a download
-
-
-def _none() -> torch.Tensor:
-    return torch.zeros(0, dtype=torch.uint8)
+NONE = torch.zeros(0, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -83,6 +80,13 @@ class Member:
             )
         return self.identity
 
+    def announced(self, session: Session) -> bytes:
+        """What this client says of itself at the first question."""
+        first, second, seed = map(to_bytes, session.private)
+        own = commitment(seed, to_bytes(session.id), self.client)
+        examples = 1 if self.examples is None else self.examples
+        return public_key(first) + public_key(second) + own + examples.to_bytes(COUNT, "little")
+
 
 @dataclass(frozen=True, eq=False)
 class Session:
@@ -92,48 +96,30 @@ class Session:
     id: torch.Tensor
     client: int
     round: int
-    private: torch.Tensor = field(default_factory=_none)  # (3, 32): two private keys and a seed
+    private: torch.Tensor = NONE  # (3, 32): two private keys and a seed
     threshold: int = 0
-    clients: torch.Tensor = field(default_factory=_none)  # that sent keys
-    keys: torch.Tensor = field(
-        default_factory=_none
-    )  # (clients, 104 or 168): what each has announced, its signature
-    roster: torch.Tensor = field(
-        default_factory=_none
-    )  # a hash of all that the clients must have been told alike
-    sharers: torch.Tensor = field(default_factory=_none)  # that sent shares
-    shares: torch.Tensor = field(
-        default_factory=_none
-    )  # (sharers, SEALED): what they sent to this client
+    clients: torch.Tensor = NONE  # that sent keys
+    keys: torch.Tensor = NONE  # (clients, 104 or 168): what each has announced, its signature
+    roster: torch.Tensor = NONE  # a hash of all that the clients must have been told alike
+    sharers: torch.Tensor = NONE  # that sent shares
+    shares: torch.Tensor = NONE  # (sharers, SEALED): what they sent to this client
     opened_round: int = -1  # the last round whose masks this client helped to remove
-    opened: torch.Tensor = field(default_factory=_none)  # whose replies were in its sum
+    opened: torch.Tensor = NONE  # whose replies were in its sum
 
     def arrays(self) -> Arrays:
         """Return what a file of the session holds."""
-        return {
-            name: torch.tensor([value]) if isinstance(value, int) else value
-            for name, value in vars(self).items()
-        }
+        return {name: torch.as_tensor(value) for name, value in vars(self).items()}
 
     @staticmethod
     def of(arrays: Arrays) -> Session:
         """Return the session that a file holds."""
-        known = {one.name: one.type for one in fields(Session)}
-        if arrays.keys() != known.keys():
-            raise ProtocolError("the session of this client is damaged; a new one begins with keys")
-        parts: Any = {k: int(v) if known[k] == "int" else v for k, v in arrays.items()}
-        return Session(**parts)
-
-    def expects(self, phase: str, message: Arrays) -> None:
-        """Raises unless this question is the next one of the session."""
-        if not torch.equal(self.id, _bytes_in(message, "session", (SESSION,))):
-            raise ProtocolError("the question is of another session; a new one begins with keys")
-        if (number := PHASES.index(phase)) != self.answered:
-            answered = "has been answered" if number < self.answered else "comes too early"
+        parts: dict[str, Any] = {k: v if v.ndim else int(v) for k, v in arrays.items()}
+        try:
+            return Session(**parts)
+        except TypeError:
             raise ProtocolError(
-                f"the question {phase!r} of the session {answered}; it is answered once, in its turn"
-            )
-        _only(phase, message)
+                "the session of this client is damaged; a new one begins with keys"
+            ) from None
 
     def key(self, other: int, purpose: str) -> bytes:
         """What this client agreed on with another one: for shares from or to it, or for the mask of the two."""
@@ -147,8 +133,8 @@ class Session:
 
     def factor(self) -> float:
         """How much this client counts in the sum; 1 on average over the roster."""
-        counts = map(count_in, self.keys)
-        return shares_of(dict(zip(self.clients.tolist(), counts, strict=True)))[self.client]
+        factors = shares_of(np.array([count_in(row) for row in self.keys]))
+        return float(factors[self.clients.tolist().index(self.client)])
 
     def opened_shares(self) -> list[bytes]:
         """The two shares that each client sent to this one."""
@@ -157,6 +143,60 @@ class Session:
             unseal(self.key(other, "from"), to_bytes(sealed)) or UNREADABLE * 2
             for sealed, other in pairs
         ]
+
+    def check_those(self, chosen: list[int], known: torch.Tensor) -> None:
+        """Raise unless enough of the session's clients are chosen, this one among them."""
+        if self.client not in chosen or not set(chosen) <= set(known.tolist()):
+            raise ProtocolError("the list of clients is not one of the session's")
+        if len(chosen) < self.threshold:
+            raise ProtocolError(
+                f"{len(chosen)} clients are left, fewer than the threshold of {self.threshold}"
+            )
+
+
+def read(
+    phase: str, message: Arrays, current: Session | None = None, wide: int = SEALED
+) -> list[Any]:
+    """The arrays of a question in the order of `ARRAYS`, each of its form: bytes, or a list of clients.
+
+    Args:
+        phase: The question.
+        message: The arrays that came with it; those without the prefix are of the download.
+        current: The session of which this must be the next question; None for the first one.
+        wide: Bytes of a row of its keys or shares.
+    """
+    own = {name.removeprefix(NAMED): a for name, a in message.items() if name.startswith(NAMED)}
+    found: list[Any] = []
+    for name in ARRAYS[phase]:
+        array, told = own.pop(name, None), f"array {NAMED + name!r}"
+        dtype = torch.uint8 if name in ("session", "keys", "shares") else torch.int64
+        if array is None or array.dtype != dtype:
+            raise ProtocolError(f"the message has no {told} of type {dtype}")
+        if dtype == torch.uint8:
+            shape = (len(found[1]), wide) if found else (SESSION,)
+            if array.shape != shape:
+                raise ProtocolError(
+                    f"{told} has shape {tuple(array.shape)!s:.40}, expected {shape}"
+                )
+            found.append(array)
+        else:
+            numbers = array.reshape(-1).tolist()
+            if numbers != sorted(set(numbers)) or min(numbers, default=0) < 0:
+                raise ProtocolError(f"{told} must name clients in order, each once")
+            found.append(numbers)
+        if name == "session" and current is not None:
+            if not torch.equal(current.id, array):
+                raise ProtocolError(
+                    "the question is of another session; a new one begins with keys"
+                )
+            if (number := PHASES.index(phase)) != current.answered:
+                answered = "has been answered" if number < current.answered else "comes too early"
+                raise ProtocolError(
+                    f"the question {phase!r} of the session {answered}; it is answered once, in its turn"
+                )
+    if own:
+        raise ProtocolError(f"the question {phase!r} has no array {NAMED + min(own)!r:.60}")
+    return found
 
 
 def width(privacy: Privacy) -> int:
@@ -181,86 +221,65 @@ def advertise(
     message: Arrays, member: Member, t: int = 0, before: Session | None = None
 ) -> tuple[Session, Arrays]:
     """The first question: begins a session for round t; `before` is the client's last one."""
-    _only("keys", message)
-    session = _bytes_in(message, "session", (SESSION,))
-    opened = (
-        {} if before is None else {"opened_round": before.opened_round, "opened": before.opened}
-    )
-    if before is not None and t < before.opened_round:
+    (session,) = read("keys", message)
+    opened_round, opened = (-1, NONE) if before is None else (before.opened_round, before.opened)
+    if t < opened_round:
         raise ProtocolError(
-            f"round {t} is over: this client has taken part in round {before.opened_round}, and sums of one round over "
+            f"round {t} is over: this client has taken part in round {opened_round}, and sums of one round over "
             "different clients tell of single ones; begin another run, with another run-name"
         )
     private = to_tensor(b"".join(new_key() for _ in range(3))).reshape(3, KEY)
-    begun = Session(1, session, member.client, t, private, **opened)  # type: ignore[arg-type]
-    announced = _announced(begun, member)
+    begun = Session(1, session, member.client, t, private, opened_round=opened_round, opened=opened)
+    announced = member.announced(begun)
     if member.privacy.secure_signed:
         announced += member.signer().sign(announced, to_bytes(session), member.client)
     return begun, {"keys": to_tensor(announced)}
 
 
-def _announced(session: Session, member: Member) -> bytes:
-    """What a client says of itself at the first question."""
-    first, second, seed = map(to_bytes, session.private)
-    count = (1 if member.examples is None else member.examples).to_bytes(COUNT, "little")
-    return (
-        public_key(first)
-        + public_key(second)
-        + commitment(seed, to_bytes(session.id), session.client)
-        + count
-    )
-
-
 def share(session: Session, message: Arrays, member: Member) -> tuple[Session, Arrays]:
     """The second question: who takes part, by which keys and weights."""
-    session.expects("shares", message)
-    privacy = member.privacy
-    clients = _clients_in(message, "clients")
-    keys = _bytes_in(message, "keys", (len(clients), width(privacy)))
-    threshold = _whole(message, "threshold")
-    if len(clients) < LEAST:
+    privacy, name = member.privacy, to_bytes(session.id)
+    _, clients, keys, numbers = read("shares", message, session, width(privacy))
+    if len(numbers) != 1:
+        raise ProtocolError(f"array {NAMED + 'threshold'!r} must hold one number")
+    (threshold,), count = numbers, len(clients)
+    if count < LEAST:
         raise ProtocolError(
-            f"{len(clients)} clients take part, and a sum of fewer than {LEAST} hides nobody"
+            f"{count} clients take part, and a sum of fewer than {LEAST} hides nobody"
         )
-    if len(np.unique(keys.numpy(), axis=0)) < len(clients):
+    if len(np.unique(keys.numpy(), axis=0)) < count:
         raise ProtocolError("two clients have the same keys")
     if session.client not in clients:
         raise ProtocolError("this client is not among those of the session")
-    if to_bytes(keys[clients.index(session.client), :ANNOUNCED]) != _announced(session, member):
+    own = to_bytes(keys[clients.index(session.client), :ANNOUNCED])
+    if own != member.announced(session):
         raise ProtocolError("the keys of this client, or its number of examples, were changed")
-    if not privacy.survivors(len(clients)) <= threshold <= len(clients):
+    if not privacy.survivors(count) <= threshold <= count:
         raise ProtocolError(
-            f"the threshold is {threshold} of {len(clients)} clients, outside what the settings allow"
+            f"the threshold is {threshold} of {count} clients, outside what the settings allow"
         )
-    FixedPoint.of(privacy).check(len(clients))
+    FixedPoint.of(privacy).check(count)
+    most = 1 if member.examples is None else MOST_EXAMPLES
     for client, row in zip(clients, keys, strict=True):
-        most = 1 if member.examples is None else MOST_EXAMPLES
-        if not 1 <= (count := count_in(row)) <= most:
+        if not 1 <= (examples := count_in(row)) <= most:
             why = "all clients count alike" if most == 1 else "that is no number of examples"
-            raise ProtocolError(f"client {client} would count by {count} examples, but {why}")
+            raise ProtocolError(f"client {client} would count by {examples} examples, but {why}")
         if privacy.secure_signed:
-            signature = to_bytes(row[ANNOUNCED:])
-            member.signer().check(
-                to_bytes(row[:ANNOUNCED]), signature, to_bytes(session.id), client
-            )
-    roster = roster_hash(
-        to_bytes(session.id), f"{session.round} {member.settings}", threshold, clients, keys
-    )
+            announced, signature = to_bytes(row[:ANNOUNCED]), to_bytes(row[ANNOUNCED:])
+            member.signer().check(announced, signature, name, client)
     session = replace(
         session,
         answered=2,
         threshold=threshold,
         clients=torch.tensor(clients),
         keys=keys,
-        roster=roster,
+        roster=roster_hash(name, f"{session.round} {member.settings}", threshold, clients, keys),
     )
     points = [client + 1 for client in clients]
-    both = zip(
-        *(split(to_bytes(session.private[part]), threshold, points) for part in (2, 1)), strict=True
-    )
+    seeds, privates = (split(to_bytes(session.private[i]), threshold, points) for i in (2, 1))
     sealed = [
-        seal(session.key(to, "to"), seed + key)
-        for to, (seed, key) in zip(clients, both, strict=True)
+        seal(session.key(to, "to"), seed + private)
+        for to, seed, private in zip(clients, seeds, privates, strict=True)
     ]
     return session, {"shares": to_tensor(b"".join(sealed)).reshape(-1, SEALED)}
 
@@ -271,10 +290,8 @@ def mask(session: Session, message: Arrays, numbers: Numbers) -> tuple[Session, 
     Signed keys of an earlier session could be sent again by the server. But only who holds the private key can seal a
     share for this client's new key, so with signed keys every share must open.
     """
-    session.expects("train", message)
-    sharers = _clients_in(message, "sharers")
-    shares = _bytes_in(message, "shares", (len(sharers), SEALED))
-    _check_those(sharers, session.clients.tolist(), session)
+    _, sharers, shares = read("train", message, session)
+    session.check_those(sharers, session.clients)
     session = replace(session, answered=3, sharers=torch.tensor(sharers), shares=shares)
     if session.keys.shape[1] > ANNOUNCED and UNREADABLE * 2 in session.opened_shares():
         raise ProtocolError("a client did not seal its shares with the keys that it signed")
@@ -290,35 +307,20 @@ def unmask(session: Session, message: Arrays) -> tuple[Session, Arrays]:
 
     A round that is done again has the same replies. The difference of its two sums must not be one reply, or two.
     """
-    session.expects("unmask", message)
-    survivors = _clients_in(message, "survivors")
-    _check_those(survivors, session.sharers.tolist(), session)
-    others = set(survivors) ^ set(session.opened.tolist())
-    if session.round == session.opened_round and 0 < len(others) < LEAST:
+    _, survivors = read("unmask", message, session)
+    session.check_those(survivors, session.sharers)
+    others, t = set(survivors) ^ set(session.opened.tolist()), session.round
+    if t == session.opened_round and 0 < len(others) < LEAST:
         raise ProtocolError(
-            f"round {session.round} was summed before, without or with {len(others)} other clients, of which the "
-            "difference of the two sums would tell"
+            f"round {t} was summed before, without or with {len(others)} other clients, of which the difference of the "
+            "two sums would tell"
         )
     pairs = zip(session.opened_shares(), session.sharers.tolist(), strict=True)
     answers = [opened[:SHARE] if other in survivors else opened[SHARE:] for opened, other in pairs]
     ended = Session(
-        4,
-        session.id,
-        session.client,
-        session.round,
-        opened_round=session.round,
-        opened=torch.tensor(survivors),
+        4, session.id, session.client, t, opened_round=t, opened=torch.tensor(survivors)
     )
     return ended, {"shares": to_tensor(b"".join(answers)).reshape(-1, SHARE)}
-
-
-def _check_those(chosen: list[int], known: list[int], session: Session) -> None:
-    if session.client not in chosen or not set(chosen) <= set(known):
-        raise ProtocolError("the list of clients is not one of the session's")
-    if len(chosen) < session.threshold:
-        raise ProtocolError(
-            f"{len(chosen)} clients are left, fewer than the threshold of {session.threshold}"
-        )
 
 
 def to_bytes(array: torch.Tensor) -> bytes:
@@ -329,39 +331,3 @@ def to_bytes(array: torch.Tensor) -> bytes:
 def to_tensor(text: bytes) -> torch.Tensor:
     """Bytes as an array."""
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-def _only(phase: str, message: Arrays) -> None:
-    named = {name.removeprefix(NAMED) for name in message if name.startswith(NAMED)}
-    if unknown := sorted(named - ARRAYS[phase]):
-        raise ProtocolError(f"the question {phase!r} has no array {NAMED + unknown[0]!r:.60}")
-
-
-def _array(message: Arrays, name: str, dtype: torch.dtype) -> torch.Tensor:
-    found = message.get(NAMED + name)
-    if found is None or found.dtype != dtype:
-        raise ProtocolError(f"the message has no array {NAMED + name!r} of type {dtype}")
-    return found
-
-
-def _bytes_in(message: Arrays, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    found = _array(message, name, torch.uint8)
-    if found.shape != shape:
-        raise ProtocolError(
-            f"array {NAMED + name!r} has shape {tuple(found.shape)!s:.40}, expected {shape}"
-        )
-    return found
-
-
-def _clients_in(message: Arrays, name: str) -> list[int]:
-    found: list[int] = _array(message, name, torch.int64).reshape(-1).tolist()
-    if found != sorted(set(found)) or (found and found[0] < 0):
-        raise ProtocolError(f"array {NAMED + name!r} must name clients in order, each once")
-    return found
-
-
-def _whole(message: Arrays, name: str) -> int:
-    found = _array(message, name, torch.int64)
-    if found.numel() != 1:
-        raise ProtocolError(f"array {NAMED + name!r} must hold one number")
-    return int(found)

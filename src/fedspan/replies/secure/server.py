@@ -57,16 +57,12 @@ def check_enough(phase: str, count: int, clients: int, threshold: int) -> None:
 
 def bytes_of_round(clients: int, length: int, privacy: Privacy) -> tuple[int, int]:
     """(bytes to, bytes from) each of the clients of a round of which none drops out; none: the first question alone."""
+    own = width(privacy)
     if not clients:
-        return SESSION, width(privacy)
+        return SESSION, own
     number = 8  # of a client, or of the threshold
-    to = SESSION
-    to += SESSION + clients * (number + width(privacy)) + number
-    to += SESSION + clients * (number + SEALED)
-    to += SESSION + clients * number
-    return to, width(
-        privacy
-    ) + clients * SEALED + length * privacy.secure_bits // 8 + clients * SHARE
+    down = 4 * SESSION + clients * (3 * number + own + SEALED) + number
+    return down, own + clients * (SEALED + SHARE) + length * privacy.secure_bits // 8
 
 
 @dataclass
@@ -77,9 +73,7 @@ class SecureSum:
     length: int  # whole numbers per client
     privacy: Privacy
     ask: Ask
-    used: set[bytes] = field(
-        default_factory=set
-    )  # public keys of earlier sessions, which nobody may use again
+    used: set[bytes] = field(default_factory=set)  # public keys of earlier sessions
     weights: Mapping[int, float] | None = None  # client → share of the examples at the server
     about: str = "0 "  # the round and the settings, of which every client must be told the same
     events: list[tuple[int, str]] = field(default_factory=list)  # (client, what it did)
@@ -98,40 +92,65 @@ class SecureSum:
         Raises:
             TooFewError: Nothing can be counted.
         """
-        keys = self._keys()
-        order = sorted(keys)
-        self.factors = shares_of({client: count_in(keys[client]) for client in order})
-        roster = {
-            "clients": torch.tensor(order),
-            "keys": torch.stack([keys[client] for client in order]),
-        }
-        roster["threshold"] = torch.tensor([self.threshold])
-        self.roster = to_bytes(
-            roster_hash(self.id, self.about, self.threshold, order, roster["keys"])
-        )
-        sealed = self._question(
-            "shares", dict.fromkeys(order, roster), shares=(torch.uint8, (len(order), SEALED))
-        )
+        # 1  keys
+        none = dict.fromkeys(self.clients, Arrays())
+        answers = self._question("keys", none, keys=(torch.uint8, (width(self.privacy),)))
+        keys = self._usable({client: answer["keys"] for client, answer in answers.items()})
+        clients, rows = list(keys), torch.stack([*keys.values()])
+        factors = shares_of(np.array([count_in(row) for row in rows]))
+        self.factors = dict(zip(clients, factors.tolist(), strict=True))
+        roster = roster_hash(self.id, self.about, self.threshold, clients, rows)
+
+        # 2  shares
+        told = {"clients": torch.tensor(clients), "keys": rows}
+        told["threshold"] = torch.tensor([self.threshold])
+        form = (torch.uint8, (len(clients), SEALED))
+        sealed = self._question("shares", dict.fromkeys(clients, told), shares=form)
         sharers = sorted(sealed)
-        relayed: dict[int, Arrays] = {}
-        for one in sharers:
-            to_one = torch.stack([sealed[other]["shares"][order.index(one)] for other in sharers])
-            relayed[one] = {"sharers": torch.tensor(sharers), "shares": to_one}
+        relayed = {}
+        for place, one in enumerate(clients):
+            if one in sealed:
+                to_one = torch.stack([sealed[other]["shares"][place] for other in sharers])
+                relayed[one] = {"sharers": torch.tensor(sharers), "shares": to_one}
+
+        # 3  the masked replies
         kind = torch.int32 if self.fixed.bits == 32 else torch.int64
         masked = self._question("train", relayed, masked=(kind, (self.length,)))
-        survivors = sorted(masked)
-        total = np.zeros(self.length, self.fixed.dtype)
+        survivors, total = sorted(masked), np.zeros(self.length, self.fixed.dtype)
         for one in survivors:
             total += masked.pop(one)["masked"].numpy().view(self.fixed.dtype)
-        asked = {one: {"survivors": torch.tensor(survivors)} for one in survivors}
-        answers = self._question("unmask", asked, shares=(torch.uint8, (len(sharers), SHARE)))
-        self._remove_masks(
-            total,
-            keys,
-            sharers,
-            survivors,
-            {one: found["shares"] for one, found in answers.items()},
-        )
+
+        # 4  the self masks of the survivors, and the pairwise masks of the others, go
+        named = {one: {"survivors": torch.tensor(survivors)} for one in survivors}
+        opened = self._question("unmask", named, shares=(torch.uint8, (len(sharers), SHARE)))
+        wrong: Counter[int] = Counter()
+        for row, client in enumerate(sharers):
+            shares = {one + 1: to_bytes(opened[one]["shares"][row]) for one in opened}
+            own, alive = to_bytes(keys[client]), client in survivors
+
+            def fits(secret: bytes, own: bytes = own, client: int = client) -> bool:
+                """Whether a secret is what the client has announced: its seed, or else its private key."""
+                if client in survivors:
+                    return commitment(secret, self.id, client) == own[2 * KEY : 3 * KEY]
+                return public_key(secret) == own[KEY : 2 * KEY]
+
+            try:
+                secret, points = recover(shares, self.threshold, fits)
+            except ProtocolError as error:
+                raise TooFewError(
+                    f"the mask of client {client} cannot be removed: {error}"
+                ) from None
+            wrong.update(point - 1 for point in points)
+            if alive:
+                add_mask(total, secret, -1)
+            for other in () if alive else survivors:
+                pair = (min(client, other), max(client, other))
+                theirs = to_bytes(keys[other][KEY : 2 * KEY])
+                seed = agreed_key(secret, theirs, "mask", to_bytes(roster), *pair)
+                add_mask(total, seed, -1 if other < client else 1)
+        self.events += [
+            (one, f"{count} of the shares that it sent were wrong") for one, count in wrong.items()
+        ]
         return survivors, total
 
     def _question(
@@ -139,9 +158,11 @@ class SecureSum:
     ) -> dict[int, Arrays]:
         """The well-formed answers to a question; at least as many as the threshold."""
         self.asked = phase
-        session = {f"{NAMED}session": to_tensor(self.id)}
         whole = {
-            client: session | {f"{NAMED}{name}": array for name, array in message.items()}
+            client: {
+                f"{NAMED}{name}": array
+                for name, array in ({"session": to_tensor(self.id)} | message).items()
+            }
             for client, message in messages.items()
         }
         expected = {
@@ -150,22 +171,18 @@ class SecureSum:
         }
         answers = {}
         for client, answer in self.ask(phase, whole, expected).items():
-            if _looks(answer) == _looks(expected):
+            if {name: (a.dtype, tuple(a.shape)) for name, a in answer.items()} == looks:
                 answers[client] = answer
             else:
                 self.events.append((client, f"the answer to {phase!r} is not what was asked for"))
         check_enough(phase, len(answers), len(self.clients), self.threshold)
         return answers
 
-    def _keys(self) -> dict[int, torch.Tensor]:
-        """The public keys of each client, and its commitment."""
-        found: dict[int, torch.Tensor] = {}
-        probe = new_key()
-        answers = self._question(
-            "keys", {one: {} for one in self.clients}, keys=(torch.uint8, (width(self.privacy),))
-        )
-        for client, answer in answers.items():
-            keys = to_bytes(answer["keys"])
+    def _usable(self, rows: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """What clients have announced, of those whose keys and numbers of examples can be used."""
+        found, probe = dict[int, torch.Tensor](), new_key()
+        for client in sorted(rows):
+            keys = to_bytes(rows[client])
             own = {keys[:KEY], keys[KEY : 2 * KEY]}
             try:
                 for key in own:
@@ -176,69 +193,21 @@ class SecureSum:
                 self.events.append((client, str(error)))
                 continue
             self.used |= own
-            found[client] = answer["keys"]
-        for client, count in self._wrong_counts(found).items():
-            self.events.append(
-                (client, f"it would count by {count} examples, which is not what the server knows")
-            )
-            del found[client]
+            found[client] = rows[client]
+        # the numbers of examples must be in proportion to the weights that the server knows
+        ratios = {
+            client: count_in(row) / (1.0 if self.weights is None else self.weights[client])
+            for client, row in found.items()
+        }
+        usual = float(np.median([*ratios.values()])) if ratios else 1.0
+        for client, ratio in ratios.items():
+            if not 0.999 < ratio / (usual + 1e-300) < 1.001:
+                count = count_in(found.pop(client))
+                self.events.append(
+                    (
+                        client,
+                        f"it would count by {count} examples, which is not what the server knows",
+                    )
+                )
         check_enough("keys", len(found), len(self.clients), self.threshold)
         return found
-
-    def _wrong_counts(self, keys: dict[int, torch.Tensor]) -> dict[int, int]:
-        """Client → the number of examples that it announced, where that is not in proportion to its weight."""
-        counts = {client: count_in(row) for client, row in keys.items()}
-        known = {client: 1.0 if self.weights is None else self.weights[client] for client in keys}
-        per_weight = float(
-            np.median([count / known[client] for client, count in counts.items()] or [1.0])
-        )
-        return {
-            client: n
-            for client, n in counts.items()
-            if not 0.999 < n / (known[client] * per_weight + 1e-300) < 1.001
-        }
-
-    def _remove_masks(
-        self,
-        total: Numbers,
-        keys: dict[int, torch.Tensor],
-        sharers: list[int],
-        survivors: list[int],
-        answers: dict[int, torch.Tensor],
-    ) -> None:
-        """Takes the self masks of the survivors and the pairwise masks of the others out of the sum."""
-        wrong: Counter[int] = Counter()
-        for row, client in enumerate(sharers):
-            shares = {one + 1: to_bytes(answer[row]) for one, answer in answers.items()}
-            alive = client in survivors
-            try:
-                secret, points = recover(
-                    shares, self.threshold, self._fits(client, alive, to_bytes(keys[client]))
-                )
-            except ProtocolError as error:
-                raise TooFewError(
-                    f"the mask of client {client} cannot be removed: {error}"
-                ) from None
-            wrong.update(point - 1 for point in points)
-            if alive:
-                add_mask(total, secret, -1)
-                continue
-            for other in survivors:
-                pair = (min(client, other), max(client, other))
-                seed = agreed_key(
-                    secret, to_bytes(keys[other][KEY : 2 * KEY]), "mask", self.roster, *pair
-                )
-                add_mask(total, seed, -1 if other < client else 1)
-        self.events += [
-            (one, f"{count} of the shares that it sent were wrong") for one, count in wrong.items()
-        ]
-
-    def _fits(self, client: int, alive: bool, keys: bytes) -> Callable[[bytes], bool]:
-        """Whether a secret is what a client has announced: its seed, or else its private key."""
-        if alive:
-            return lambda seed: commitment(seed, self.id, client) == keys[2 * KEY : 3 * KEY]
-        return lambda private: public_key(private) == keys[KEY : 2 * KEY]
-
-
-def _looks(arrays: Arrays) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    return {name: (array.dtype, tuple(array.shape)) for name, array in arrays.items()}

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fedspan.checks.bench import ROUNDS, start
+from fedspan.checks.bench import ROUNDS
 from fedspan.core import tables
 from fedspan.core.config import Participation
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.engine.loop import Loop
-from fedspan.remote.channel import Failure
 from fedspan.remote.client import RemoteClient, StateFile
-from fedspan.remote.messages import Agreement, RoundMessage
+from fedspan.remote.messages import Agreement, DroppedError, RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
+from support.loops import start
 
 Fault = Callable[[RoundMessage], list[Any]]
 
@@ -54,7 +54,9 @@ class LocalChannel:
         )
         return self.kind(*own, known_start=self.known_start)
 
-    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage | Failure]]:
+    def deliver(
+        self, messages: list[RoundMessage]
+    ) -> Iterator[tuple[int, RoundMessage | DroppedError]]:
         """The replies, or what a fault makes of them."""
         for number, message in enumerate(messages):
             again = RoundMessage.read(
@@ -101,7 +103,7 @@ def remote(
 
 
 def ids_of(loop: Loop, t: int) -> list[int]:
-    """Who takes part in round t."""
+    """Who takes part in round t; with noise its own coins decide."""
     kept, loop.t = loop.t, t
     try:
         ids: list[int] = loop._round().ids[0].tolist()

@@ -1,0 +1,37 @@
+"""`fedspan predict`: rows of a table to predictions, with a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    directory: Path,
+    file: Path,
+    out: Path = Path("predictions.csv"),
+    client: str | None = None,
+    round_: Annotated[int | None, typer.Option("--round")] = None,
+) -> None:
+    """Predict a class, or a number, for every row of a table.
+
+    Args:
+        directory: A run directory, or what `result.save` wrote.
+        file: A table with the columns of the training, such as a .csv
+        out: The CSV file to write.
+        client: A client of the training, by whose own mean and deviation numbers are scaled.
+        round_: The round whose model to use, if `Checkpoint` has kept it.
+    """
+    from fedspan.core.terminal import say
+    from fedspan.data import columns
+    from fedspan.engine.result import load
+
+    predictor = load(directory, round=round_).predictor
+    unknown = {} if predictor.schema is None else predictor.schema.unknown(columns.read(file))
+    for name, found in unknown.items():
+        shown = ", ".join(map(repr, found[:5])) + (", …" if len(found) > 5 else "")
+        say(f"column {name!r} has categories that training did not have: {shown}")
+    count = predictor.write(file, out, client)
+    say(f"{count:,} predictions are in {out}")

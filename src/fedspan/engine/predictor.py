@@ -1,0 +1,204 @@
+"""A trained model in use: rows in, predictions out, with the preprocessing and the names of the training."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedspan.core.errors import DataError, SpecError, shown
+from fedspan.core.files import write_atomic
+from fedspan.data.schema import Schema
+from fedspan.data.table_data import as_columns
+
+AT_ONCE = 1024  # rows
+Array = npt.NDArray[Any]
+
+
+@dataclass(eq=False)
+class Predictor:
+    """A trained module with what it takes to use it; it has the interface of a fitted scikit-learn estimator.
+
+    Args:
+        module: The trained module.
+        kind: What it was trained for: "classes", "binary" (yes or no), "labels" (several of them), or "numbers".
+        classes: The names of the classes.
+        schema: How the columns of a table become its features, if it was trained on tables.
+        columns: The columns of a table without a schema, in order.
+        own: The schema with each client's own means and deviations, by the client's name.
+        logits: Whether an output of "binary" or "labels" is a logit, and no probability.
+    """
+
+    module: nn.Module
+    kind: str
+    classes: list[Any] = field(default_factory=list)
+    schema: Schema | None = None
+    columns: list[str] = field(default_factory=list)
+    own: Mapping[str, Schema] = field(default_factory=dict)
+    logits: bool = True
+
+    @property
+    def classes_(self) -> Array:
+        """The classes, in the order of the columns of `predict_proba`."""
+        if self.kind in ("numbers", "other"):
+            raise SpecError("the model predicts numbers, not classes; `predict` gives them")
+        return np.array(self.classes)
+
+    @property
+    def feature_names_in_(self) -> Array:
+        """The columns that a table must have."""
+        names = self.columns if self.schema is None else [c.name for c in self.schema.used]
+        return np.array(names, dtype=object)
+
+    @property
+    def n_features_in_(self) -> int:
+        """How many columns a table must have."""
+        return len(self.feature_names_in_)
+
+    def inputs(self, rows: Any, client: str | None = None) -> Tensor:
+        """Return rows as the module takes them; see `predict`."""
+        own = None
+        if client is not None:
+            if client not in self.own:
+                known = f"; there are {', '.join(self.own)}" if self.own else ""
+                raise SpecError(
+                    f"`client` {client!r} has no means and deviations of its own{known}"
+                )
+            own = self.own[client]
+        who = f"{str(rows)!r}" if isinstance(rows, str | Path) else "the table"
+        dtype = next(self.module.parameters()).dtype
+        plain = isinstance(rows, Tensor | np.ndarray) or (
+            isinstance(rows, list) and not (rows and isinstance(rows[0], Mapping))
+        )
+        table = None if plain else as_columns(rows, "the table")
+        if self.schema is not None:
+            if table is None:
+                raise DataError(
+                    "the model was trained on tables; give a DataFrame, a dictionary of columns, a list of "
+                    f"dictionaries or a file, got {shown(rows)}"
+                )
+            return torch.from_numpy(self.schema.features(table, who, own)).to(dtype)
+        if table is not None:
+            for name in self.columns or table:
+                if name not in table:
+                    raise DataError(f"{who} has no column {name!r}; the model needs it")
+            for name in table if self.columns else ():
+                if name not in self.columns:
+                    raise DataError(
+                        f"{who} has a column {name!r} that the model does not know; remove it"
+                    )
+            rows = np.column_stack([np.asarray(table[name]) for name in self.columns or table])
+        try:
+            x = torch.as_tensor(rows)
+        except (TypeError, ValueError, RuntimeError):
+            raise DataError(
+                f"rows must be an array, a tensor or a table, got {shown(rows)}"
+            ) from None
+        return x.to(dtype) if x.is_floating_point() or x.dtype == torch.bool or table else x
+
+    def outputs(self, rows: Any, client: str | None = None) -> Tensor:
+        """Return what the module returns for rows, in evaluation mode."""
+        x, was = self.inputs(rows, client), self.module.training
+        device = next(self.module.parameters()).device
+        self.module.eval()
+        try:
+            with torch.inference_mode():
+                found = [self.module(part.to(device)).cpu() for part in x.split(AT_ONCE)]
+        except (RuntimeError, IndexError) as error:
+            raise DataError(
+                f"the model does not take rows of shape {tuple(x.shape[1:])}: {str(error).splitlines()[0]}"
+            ) from None
+        finally:
+            self.module.train(was)
+        return torch.cat(found) if found else torch.zeros(0, 1)
+
+    def predict_proba(self, rows: Any, client: str | None = None) -> Array:
+        """Return the probability of each class, (rows, classes)."""
+        self.classes_  # noqa: B018 (refused for numbers)
+        z = self.outputs(rows, client).double()
+        if self.kind == "classes":
+            return z.softmax(1).numpy()
+        p = (z.sigmoid() if self.logits else z).numpy().reshape(len(z), -1)
+        return p if self.kind == "labels" else np.concatenate([1 - p, p], 1)
+
+    def predict(self, rows: Any, client: str | None = None) -> Array:
+        """Return the predicted class, or the predicted number, of each row.
+
+        Args:
+            rows: A DataFrame or Arrow table, a dictionary of columns, a list of dictionaries, or the path of a file. A
+                model that was trained on arrays also takes these.
+            client: A client of the training, whose own means and deviations to use where training used them.
+        """
+        if self.kind in ("numbers", "other"):
+            found = self.outputs(rows, client).numpy()
+            return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+        p = self.predict_proba(rows, client)
+        return (p > 0.5).astype(np.int64) if self.kind == "labels" else self.classes_[p.argmax(1)]
+
+    def write(self, rows: Any, out: Path, client: str | None = None) -> int:
+        """Write a CSV file with a line per row: the prediction, and the probability of each class."""
+        names, parts = ["prediction"], [self.predict(rows, client)]
+        if self.kind not in ("numbers", "other"):
+            names += [f"probability of {name}" for name in self.classes_.tolist()]
+            parts += list(self.predict_proba(rows, client).T)
+        elif parts[0].ndim == 2:
+            names, parts = [f"prediction {n}" for n in range(parts[0].shape[1])], list(parts[0].T)
+        text = io.StringIO()
+        lines: Iterable[tuple[Any, ...]] = zip(*(part.tolist() for part in parts), strict=True)
+        csv.writer(text, lineterminator="\n").writerows([names, *lines])
+        write_atomic(out, text.getvalue().encode())
+        return len(parts[0])
+
+    def pipeline(self) -> nn.Module:
+        """Return a module that takes the table's cells as numbers and returns probabilities or numbers, for export.
+
+        Its input has one column per column of `feature_names_in_`, in that order: numbers and booleans as they are, NaN
+        for an empty cell; of a category the number of its place in the schema, from 0, and -1 for an unknown one.
+        """
+        return Pipeline(self)
+
+
+class Pipeline(nn.Module):
+    """Preprocessing, module and probabilities as one module."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__()
+        self.module, self.kind, self.logits = predictor.module, predictor.kind, predictor.logits
+        self.schema = predictor.schema
+        if self.schema is not None and any(one.kind == "date" for one in self.schema.used):
+            raise SpecError(
+                "a model with dates cannot be exported with its preprocessing; leave the dates out"
+            )
+
+    def forward(self, cells: Tensor) -> Tensor:
+        """Return probabilities of the classes, or predicted numbers."""
+        x = cells if self.schema is None else torch.cat(list(self._features(cells)), 1)
+        z: Tensor = self.module(x.to(next(self.module.parameters()).dtype))
+        if self.kind == "classes":
+            return z.softmax(1)
+        return z.sigmoid() if self.kind in ("binary", "labels") and self.logits else z
+
+    def _features(self, cells: Tensor) -> Iterator[Tensor]:
+        assert self.schema is not None
+        for number, column in enumerate(self.schema.used):
+            x = cells[:, number : number + 1]
+            if column.kind == "category":
+                places = torch.arange(len(column.categories), device=x.device)
+                yield x + 1 if self.schema.encode == "index" else (x == places).to(x.dtype)
+                continue
+            empty = torch.isnan(x)
+            mean, deviation = 0.0, 1.0
+            if column.kind == "number" and self.schema.standardize != "none":
+                mean, deviation = column.mean[0], column.deviation[0]
+            filler = column.mean[0] if column.kind == "number" else 0.0
+            yield (torch.where(empty, filler, x) - mean) / deviation
+            if column.gaps:
+                yield empty.to(x.dtype)

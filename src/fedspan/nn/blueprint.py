@@ -1,0 +1,114 @@
+"""Modules as plain values: how a model is built again, without pickle.
+
+A container of torch's own layers is saved layer by layer. Any other class is saved by its import path and the arguments
+of its constructor, which are read from attributes of the same names, or from a dictionary `arguments` of the module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fedspan.core.errors import CheckpointError, one_line
+from fedspan.core.seeds import torch_generator
+
+PLAIN = (bool, int, float, str, type(None))
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def blueprint(module: nn.Module) -> dict[str, Any] | None:
+    """Return how a module is built, or None if that cannot be said in plain values."""
+    plan = _plan(module)
+    if plan is None:
+        return None
+    try:
+        again = build(plan)
+    except CheckpointError:
+        return None
+    same = {name: value.shape for name, value in again.state_dict().items()}
+    return (
+        plan if same == {name: value.shape for name, value in module.state_dict().items()} else None
+    )
+
+
+def _plan(module: nn.Module) -> dict[str, Any] | None:
+    kind = type(module)
+    path = f"{kind.__module__}:{kind.__qualname__}"
+    if kind in CONTAINERS:
+        parts = {name: _plan(child) for name, child in module.named_children()}
+        return None if None in parts.values() else {"class": path, "parts": parts}
+    if kind.__module__ == "__main__" or "<" in path or not kind.__init__.__module__:
+        return None
+    given = getattr(module, "arguments", None)
+    arguments = given if isinstance(given, Mapping) else _arguments(module)
+    if arguments is None or not all(map(_plain, arguments.values())):
+        return None
+    return {"class": path, "arguments": dict(arguments)}
+
+
+def _arguments(module: nn.Module) -> dict[str, Any] | None:
+    """Return a constructor's arguments, from the attributes that it sets; None if one is missing."""
+    found: dict[str, Any] = {}
+    for name, parameter in inspect.signature(type(module)).parameters.items():
+        if name in ("device", "dtype") or name.startswith("_"):
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            return None
+        if (
+            name == "bias" and name in module._parameters
+        ):  # torch's layers are asked for one by a bool
+            found[name] = module.bias is not None
+        elif hasattr(module, name):
+            found[name] = getattr(module, name)
+        elif parameter.default is parameter.empty:
+            return None
+    return found
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, PLAIN) or (isinstance(value, tuple | list) and all(map(_plain, value)))
+
+
+def build(plan: Any) -> nn.Module:
+    """Return a new module from `blueprint`'s values, which may come from a file.
+
+    Raises:
+        CheckpointError: The values are damaged, or the class cannot be imported or is no module.
+    """
+    if not isinstance(plan, dict) or not isinstance(plan.get("class"), str):
+        raise CheckpointError(f"a model's blueprint must name a class, got {str(plan)[:60]!r}")
+    where, _, name = plan["class"].partition(":")
+    try:
+        kind: Any = importlib.import_module(where)
+        for part in name.split("."):
+            kind = getattr(kind, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise CheckpointError(
+            f"the model's class {plan['class']!r} cannot be imported: {one_line(error)}; put it on the path, or give "
+            "`model`"
+        ) from None
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise CheckpointError(f"{plan['class']!r} is no class of modules")
+    try:
+        if kind in CONTAINERS:
+            parts = {str(key): build(part) for key, part in plan["parts"].items()}
+            made: nn.Module = kind()
+            for key, part in parts.items():
+                made.add_module(key, part)
+            return made
+        arguments = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in plan["arguments"].items()
+        }
+        with torch_generator():  # its initial weights are drawn, and replaced
+            return kind(**arguments)
+    except CheckpointError:
+        raise
+    except Exception as error:  # of the class's own constructor
+        raise CheckpointError(
+            f"{plan['class']!r} cannot be built: {one_line(error)}; give `model`"
+        ) from None

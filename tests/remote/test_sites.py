@@ -1,0 +1,222 @@
+"""Hospitals on Flower with tables of their own: features, numbers of examples, evaluation where the data are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.patients import TABLES
+
+pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
+
+from flwr.app import Context, Message, RecordDict
+from sklearn.metrics import roc_auc_score
+
+import fedspan
+from fedspan.core.errors import FedspanError
+from fedspan.core.spec import Spec
+from fedspan.remote import flower
+from support.flower import FakeGrid, events_of, inside_a_task, serve  # noqa: F401
+
+RNG = np.random.default_rng(3)
+ILL = {
+    who: t.assign(ill=np.where(RNG.random(len(t)) < 0.4, "yes", "no")) for who, t in TABLES.items()
+}
+
+
+def spec_of(folder: Path, **others: Any) -> Spec:
+    """A spec in a folder with a table per hospital."""
+    for who, table in ILL.items():
+        table.drop(columns="hospital").to_csv(folder / f"{who}.csv", index=False)
+    data = {"path": str(folder / "h*.csv"), "target": "ill", "categories": ["ward"]}
+    table: dict[str, Any] = {
+        "rounds": 4,
+        "eval_every": 2,
+        "eval_clients_every": 2,
+        "batch_size": 8,
+        "metrics": ["auroc", "accuracy"],
+        "method": {"name": "ssf", "lr": 0.1, "local_steps": 2},
+        "task": {
+            "name": "classification",
+            "model": "mlp",
+            "data": data | others.pop("data", {}),
+            "partition": {"name": "natural", "clients": 3},
+        },
+    }
+    return Spec.from_table(table | others)
+
+
+class Sites(FakeGrid):
+    """Three nodes, each with a file of its own."""
+
+    def __init__(self, spec: Spec, folder: Path, states: Path, **own: Any) -> None:
+        super().__init__(spec, states)
+        self.app, self.folder, self.own = flower.client_app(spec), folder, own
+        self.clients = {100 + i: i for i in range(3)}
+        self.statuses: list[str] = []
+
+    def answer(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        client = self.clients[node]
+        header = message.content.get("header")
+        self.statuses.append("query" if header is None else str(header["status"]))
+        config = {
+            "partition-id": client,
+            "client-id": f"h{client}",
+            "states-dir": str(self.states_dir),
+            "data": str(self.folder / f"h{client}.csv"),
+        } | self.own
+        context = Context(
+            run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={}
+        )
+        found = self.app(message, context)
+        assert isinstance(found, Message)
+        return found
+
+
+def both(tmp_path: Path, **others: Any) -> tuple[Any, Any, Sites]:
+    spec = spec_of(tmp_path, **others)
+    here = fedspan.run(spec, tmp_path / "here", progress=False)
+    grid = Sites(spec, tmp_path, tmp_path / "states")
+    return here, serve(spec, grid, tmp_path / "there"), grid
+
+
+def test_sites_give_the_simulators_numbers(tmp_path):
+    here, there, grid = both(tmp_path)
+    assert grid.statuses.count("describe") == 3
+    assert grid.statuses.count("sums") == 6
+    for name in ("clients_auroc", "clients_accuracy", "worst_auroc", "clients_loss"):
+        assert there.history[-1][name] == pytest.approx(here.history[-1][name], rel=1e-5)
+    assert [row["client"] for row in there.per_client if row["round"] == 4] == ["h0", "h1", "h2"]
+    for one, other in zip(here.per_client, there.per_client, strict=True):
+        assert one["examples"] == other["examples"]
+        assert one["auroc"] == pytest.approx(other["auroc"], rel=1e-5)
+    a, b = (json.loads((tmp_path / one / "model.json").read_text()) for one in ("here", "there"))
+    for one, other in zip(a["schema"]["columns"], b["schema"]["columns"], strict=True):
+        assert one["kind"] == other["kind"]
+        assert one["mean"] == pytest.approx(other["mean"], rel=1e-12)
+        assert one["deviation"] == pytest.approx(other["deviation"], rel=1e-12)
+    assert a["classes"] == b["classes"]
+
+
+def test_clients_count_by_the_examples_that_they_say_they_have(tmp_path):
+    both(tmp_path)
+    agreed = json.loads((tmp_path / "there" / "agreed.json").read_text())
+    assert agreed["examples"] == [len(t) - round(0.2 * len(t)) for t in ILL.values()]
+    x, y = (fedspan.load(tmp_path / one).weights[0] for one in ("here", "there"))
+    for name in x:
+        assert np.allclose(x[name], y[name], rtol=0, atol=1e-5)
+    other = spec_of(tmp_path, participation={"weights": "uniform"})
+    grid = Sites(other, tmp_path, tmp_path / "states-2")
+    z = serve(other, grid, tmp_path / "uniform").weights[0]
+    assert any(not np.allclose(x[name], z[name], rtol=0, atol=1e-4) for name in x)
+
+
+def test_a_model_trained_on_flower_predicts_and_each_sites_auroc_is_scikit_learns(tmp_path):
+    _, there, _ = both(tmp_path)
+    found = fedspan.load(tmp_path / "there")
+    for i, who in enumerate(("h0", "h1", "h2")):
+        table = ILL[who].drop(columns="hospital")
+        spec = spec_of(tmp_path, data={"site": str(tmp_path / f"{who}.csv")})
+        _, test = spec.task.data.own_rows(i, spec.seed)
+        p = found.predict_proba({name: test[name] for name in test})[:, 1]
+        (row,) = (r for r in there.per_client if r["round"] == 4 and r["client"] == who)
+        assert row["auroc"] == pytest.approx(roc_auc_score(test["ill"] == "yes", p), abs=1e-12)
+        assert len(found.predict(table)) == len(table)
+
+
+def test_a_site_decides_which_metrics_it_tells(tmp_path):
+    spec = spec_of(tmp_path)
+    grid = Sites(spec, tmp_path, tmp_path / "states", metrics="accuracy")
+    found = serve(spec, grid, tmp_path / "out")
+    assert set(found.per_client[0]) == {"round", "client", "data", "examples", "accuracy"}
+    assert "clients_accuracy" in found.history[-1]
+    assert "clients_auroc" not in found.history[-1]
+    grid = Sites(spec, tmp_path, tmp_path / "states-2", metrics="none")
+    told = events_of(serve(spec, grid, tmp_path / "none"))
+    assert any(
+        "not evaluated: failed: this client's config allows the metrics 'none'" in one
+        for one in told
+    )
+
+
+def test_a_run_is_resumed_and_a_client_that_lost_its_disk_is_told_again(tmp_path):
+    spec = spec_of(tmp_path)
+    whole = serve(spec, Sites(spec, tmp_path, tmp_path / "s1"), tmp_path / "whole")
+
+    class Failing(Sites):
+        def answer(self, message: Message) -> Message | None:
+            header = message.content.get("header")
+            if header is not None and header["t"] == 2 and header["status"] == "train":
+                raise KeyboardInterrupt
+            return super().answer(message)
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(spec, Failing(spec, tmp_path, tmp_path / "s3"), tmp_path / "part")
+    for file in (tmp_path / "s3").rglob("h1.*"):
+        file.unlink()
+    grid = Sites(spec, tmp_path, tmp_path / "s3")
+    found = serve(spec, grid, tmp_path / "part", resume=True)
+    assert "describe" not in grid.statuses
+    assert any("state restored" in one for one in events_of(found))
+    for name, value in whole.weights[0].items():
+        assert np.allclose(value, found.weights[0][name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"data": ""}, "the node's config needs data"),
+        ({"data": "nowhere.csv"}, "'nowhere.csv' does not exist"),
+        ({"data": 3}, "the node's config has data = 3"),
+    ],
+)
+def test_a_node_without_its_file_is_named(own, said, tmp_path):
+    spec = spec_of(tmp_path)
+    grid = Sites(spec, tmp_path, tmp_path / "states", **own)
+    with pytest.raises(FedspanError) as caught:
+        serve(spec, grid, tmp_path / "out")
+    assert "client 0 has not answered 'describe'" in str(caught.value)
+    assert said in str(caught.value)
+    assert not (tmp_path / "out" / "history.jsonl").exists()
+
+
+def test_privacy_and_an_unknown_number_of_clients_are_refused(tmp_path):
+    spec = spec_of(tmp_path, privacy={"secure": True}, eval_clients_every=None)
+    with pytest.raises(FedspanError, match="without noise and in the open"):
+        serve(spec, Sites(spec, tmp_path, tmp_path / "s"), tmp_path / "out", backup=False)
+    table = spec_of(tmp_path).table()
+    table["task"]["partition"] = {"name": "natural"}
+    spec = Spec.from_table(table)
+    with pytest.raises(FedspanError, match="how many clients there are"):
+        serve(spec, Sites(spec, tmp_path, tmp_path / "s"), tmp_path / "out")
+
+
+def test_hostile_answers_are_refused(tmp_path):
+    from fedspan.remote.sites import to_text
+
+    spec = spec_of(tmp_path)
+    for lie in (
+        {"examples": -3},
+        [],
+        {"examples": 5, "facts": {"age": 3}, "classes": [], "others": []},
+    ):
+
+        class Lying(Sites):
+            def answer(self, message: Message, lie: Any = lie) -> Message | None:
+                found = super().answer(message)
+                header = message.content.get("header")
+                if header is None or header["status"] != "describe":
+                    return found
+                from fedspan.remote.flower.records import read_message, write_message
+
+                reply = read_message(found.content, 1 << 24)
+                reply.arrays["text"] = to_text(lie)
+                return Message(write_message(reply), reply_to=message)
+
+        with pytest.raises(FedspanError, match="does not have its form"):
+            serve(spec, Lying(spec, tmp_path, tmp_path / "s"), tmp_path / "out")
