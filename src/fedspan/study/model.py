@@ -316,8 +316,8 @@ def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None
     wanted = table.get("variants", list(known))
     if isinstance(wanted, dict):
         _check(f"{where}.variants", wanted, {"*": VARIANT})
-        known = _variants(wanted)
-    _check(f"{where}.variants", list(wanted), list)
+        known, wanted = _variants(wanted), list(wanted)
+    _check(f"{where}.variants", wanted, list)
     for one in wanted:
         one_of(f"variant of [{where}]", one, known)
     if "base" not in chosen or not known:
@@ -330,7 +330,7 @@ def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None
         for key, values in grid.items():
             if not values:
                 raise SpecError(
-                    f"the grid of {one!r} has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]"
+                    f"`variants.{one}.grid` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]"
                 )
             start = max(0, (len(values) - points) // 2)
             grid[key] = values[start : start + points]
