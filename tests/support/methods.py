@@ -46,7 +46,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     ],
     "ffalora": [
         {"rank": 3},
-        {"rank": 4, "alpha": 2.0, "others": "frozen", "server_lr": 0.7, "momentum": 0.5},
+        {"rank": 4, "alpha": 2.0, "server_lr": 0.7, "momentum": 0.5},
         {"rank": {"*": 1.0}, "schedule": "cosine"},
         {"rank": 3, "alpha": 2.0, "optimizer": ADAMW | {"decay": 0.1}},
         {"rank": 3, "extrapolate": True},

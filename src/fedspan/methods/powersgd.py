@@ -36,7 +36,6 @@ import torch
 from fedspan import (
     Block,
     Bundle,
-    Encoded,
     Layout,
     Log,
     ModelSync,
@@ -107,13 +106,14 @@ class PowerSGD(LocalSteps):
 
     def push(self, log: Log, delta: Vector, basis: Vector, rnd: Round) -> Log:
         """Return the log with this round's change, and as many before it as are cheaper than x."""
-        size = delta.shape[-1] + basis.shape[-1]
-        return log.push(Encoded(values=delta, scale=basis), max(1, rnd.layout.size // size))
+        entry = torch.cat([delta, basis], -1)  # of one length in even and odd rounds
+        return log.push(entry, max(1, rnd.layout.size // entry.shape[-1]))
 
-    def apply_entry(self, copy: Vector, entry: Encoded, rnd: Round) -> Vector:
-        """Return x + Pᵀ δ."""
-        delta, basis = entry.take("values", "scale")
-        moved: Vector = self.subspace(basis, rnd).T @ delta
+    def apply_entry(self, copy: Vector, entry: Vector, rnd: Round) -> Vector:
+        """Return x + Pᵀ δ; an entry holds δ, then P."""
+        sizes = (self.rank_of(b) * b.inputs for b in self.side(rnd).blocks if b.axis is not None)
+        own = entry.shape[-1] - sum(sizes)
+        moved: Vector = self.subspace(entry[..., own:], rnd).T @ entry[..., :own]
         return copy + moved
 
     # P: rows of the matrices in even rounds, columns in odd ones; flat, one matrix after the other

@@ -297,6 +297,9 @@ def compare(
     at_most("jobs", jobs, 1000)
     true_or_false("resume", resume)
     true_or_false("progress", progress)
+    for name, value in (("seeds", seeds), ("tune_seeds", tune_seeds), ("tail", tail)):
+        if value is None:
+            raise SpecError(f"`{name}` must be a number, got None")
     if not isinstance(metric, str | None) or metric == "":
         raise SpecError(f"`metric` must be the name of a metric, got {shown(metric)}")
     out = None if run_dir is None else path_of("run_dir", run_dir)

@@ -211,9 +211,7 @@ def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
     known = fields.keys() | ({"bits"} if axes and not own else set())
     if vary is None:
         unasked = {"rank"}
-        if axes and (
-            hasattr(method.uplink, "compressor") or (method.controls and method.downlink.logs)
-        ):
+        if axes and (_remembers(method.uplink) or (method.controls and method.downlink.logs)):
             unasked.add("bits")
         usual = {"rank": RANKS, "bits": BITS}
         return {key: list(values) for key, values in usual.items() if key in known & unasked}
@@ -242,10 +240,14 @@ def _method(method: Method, point: Mapping[str, Any]) -> Any:
         for key in ("uplink", "downlink"):
             axis: Any = getattr(method, key)
             if getattr(axis, "logs", True):
-                remembered = hasattr(axis, "compressor")  # what a code leaves out
-                own[key] = dataclasses.replace(axis, compressor=code) if remembered else code
+                own[key] = dataclasses.replace(axis, compressor=code) if _remembers(axis) else code
     plain = {key: describe(value) for key, value in own.items()}
     return as_method(with_values(describe(method), plain))
+
+
+def _remembers(axis: Any) -> bool:
+    """Return whether a choice has a code of its own, and treats what it leaves out."""
+    return any(field.name == "compressor" for field in dataclasses.fields(axis))
 
 
 def method_table(found: Tuned) -> dict[str, Any]:
