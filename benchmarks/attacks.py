@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, Ranges
 from fedspan.core.encoded import Encoded
-from fedspan.core.reply import Ranges
 from fedspan.core.round import Round
 from fedspan.engine import simulator
 

@@ -5,7 +5,7 @@
 
 The committed results of a study have the end of every run of its tuning, but not the curves by which a run is stopped.
 This makes the runs again up to the last stage, and those to the end that the committed study stopped. It applies the
-rule of `fedspan.study.tuning` to the curves and compares the winners. Runs are kept in out/halving, and curves in
+rule of `fedspan.engine.tuner` to the curves and compares the winners. Runs are kept in out/halving, and curves in
 tests/study/tuning_curves.json, from which --replay and a test do the same without a run. With --made only grids count
 whose runs are there already.
 
@@ -30,13 +30,14 @@ from rich.console import Console
 from fedspan.data import datasets
 from fedspan.engine import history
 from fedspan.engine.loop import Line
+from fedspan.engine.tuner import STAGES, halve, stage_end
 from fedspan.study import results
 from fedspan.study.curves import Series
 from fedspan.study.execute import execute
 from fedspan.study.jobs import Job, jobs_of
-from fedspan.study.model import Part, Variant, settings
+from fedspan.study.model import Part, Study, Variant, settings
 from fedspan.study.results import Entry
-from fedspan.study.tuning import STAGES, Tried, evaluated_round, hopeless, stages
+from fedspan.study.tuning import Runs, Tried
 
 ROOT = Path(__file__).parents[1]
 CURVES = ROOT / "tests" / "study" / "tuning_curves.json"
@@ -92,16 +93,16 @@ def grids(name: str, needed: list[Needed], jobs: int, made: bool) -> Iterator[Gr
 
 def runs_of(name: str, part: Part, entry: Entry) -> list[list[Job]]:
     """The runs of each point: up to the last stage, or to the end if the committed study stopped it before."""
-    variant = part.variant(entry.variant)
-    specs = [part.tuning_spec(variant, one.point, part.rows[entry.row]) for one in entry.tried]
-    staged = stages(part, variant, specs)
-    if not staged:
+    variant, row = part.variant(entry.variant), part.rows[entry.row]
+    place = ROOT / "out" / "halving" / name
+    cell = Runs(Study(name, [part]), place).cell(part, row, variant)
+    if not cell.stages:
         return []
+    specs = [part.tuning_spec(variant, one.point, row) for one in entry.tried]
     lengths = [
-        spec.rounds if one.dropped else staged[-1][0][0]
+        spec.rounds if one.dropped else stage_end(spec.rounds, spec.eval_every, max(STAGES))
         for spec, one in zip(specs, entry.tried, strict=True)
     ]
-    place = ROOT / "out" / "halving" / name
     trials = [
         jobs_of(replace(s, rounds=t), place, part.tuning_seeds)
         for s, t in zip(specs, lengths, strict=True)
@@ -139,12 +140,12 @@ def winners(grid: Grid) -> tuple[int, int, float]:
         name=grid["part"], base={}, variants=[variant], goal=grid["goal"], tail=grid["tail"]
     )
     curves = [curve_of(seeds, grid) for seeds in grid["curves"]]
-    lengths, left = [grid["rounds"]] * len(curves), set(range(len(curves)))
-    for share, behind in STAGES.items():
-        end = evaluated_round(grid["rounds"], grid["eval_every"], share)
-        for n in hopeless(part, {n: curves[n].until(end) for n in left}, share, behind):
-            lengths[n] = end
-            left.remove(n)
+    lengths, sign = [grid["rounds"]] * len(curves), 1 if grid["goal"] == "max" else -1
+
+    def values(n: int, rounds: int) -> Any:
+        return -sign * curves[n].until(rounds).values
+
+    lengths = halve(lengths, [grid["eval_every"]] * len(curves), values, part.last)
     ends = [
         -math.inf if end is None else end if grid["goal"] == "max" else -end for end in grid["ends"]
     ]
@@ -156,7 +157,7 @@ def winners(grid: Grid) -> tuple[int, int, float]:
 
 def curve_of(seeds: list[list[float]], grid: Grid) -> Series:
     """The curve of one point; a seed with fewer values than the last stage has evaluations diverged at the next one."""
-    last = evaluated_round(grid["rounds"], grid["eval_every"], max(STAGES))
+    last = stage_end(grid["rounds"], grid["eval_every"], max(STAGES))
     rows = max(len(seed) for seed in [*seeds, [0.0] * (last // grid["eval_every"] + 1)])
     rounds = grid["eval_every"] * np.arange(rows, dtype=float)
     table = np.array([seed + [math.nan] * (rows - len(seed)) for seed in seeds])

@@ -55,16 +55,15 @@ def weigh(root: Path = walk.ROOT) -> dict[str, float]:
 
 
 def refused() -> int:
-    """Return how many combinations are refused: the entries of the table, and the functions for choices of a method."""
+    """Return how many combinations are refused: reasons against a run, and against choices of one method."""
     source = Path(refusals.__file__).read_text("utf-8")
     functions = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef)]
-    raised = sum(
-        isinstance(inner, ast.Raise)
+    return sum(
+        isinstance(inner, ast.Raise | ast.Yield)
         for one in functions
         if one.name != "check"
         for inner in ast.walk(one)
     )
-    return len(refusals.REFUSALS) + raised
 
 
 class _Began(Exception):  # noqa: N818 (no error)

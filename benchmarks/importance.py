@@ -20,7 +20,7 @@ import torch
 
 import fedspan
 from fedspan.core.bundle import Bundle
-from fedspan.core.linear_map import Factor, LinearMap
+from fedspan.core.projector import Factor, LinearMap
 from fedspan.core.round import Round
 from fedspan.core.spec import Spec
 from fedspan.methods.ssf import SSF

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedspan.checks.bench import settings
 from fedspan.core import tables
-from fedspan.core.config import Settings
+from fedspan.core.config import Participation, Settings
 from fedspan.core.privacy import Privacy
 from fedspan.core.projector import draw
 from fedspan.core.round import Round
@@ -62,9 +61,10 @@ def walk(rounds: int) -> None:
 
 def walked(name: str, own: dict[str, Any], noise: float, leak: float, rounds: int) -> None:
     """One run: ‖c − mean c_i‖ after some rounds, and how far x is from the optimum."""
+    plain = Participation(weights="uniform")
     problem = Regression(
         clients=CLIENTS, dim=20, outputs=2, samples=20, het=1.0, target_het=1.0
-    ).build((0,), settings(10))
+    ).build((0,), Settings(batch_size=10, dtype="float64", participation=plain))
     method = tables.build("method", {"name": name, "local_steps": 5} | own)
     made = Mechanism.of(
         Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, rounds

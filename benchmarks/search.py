@@ -23,6 +23,7 @@ import bench
 import numpy as np
 import torch
 
+from fedspan.api.step_size import search
 from fedspan.core import tables
 from fedspan.core.config import Settings
 from fedspan.core.objective import Problem
@@ -30,7 +31,6 @@ from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.tasks.regression import Regression
-from fedspan.theory.lr_search import search
 
 ROOT = Path(__file__).parents[1]
 GRID, DIGITS_GRID = np.geomspace(1e-4, 0.3, 12), np.geomspace(0.01, 3, 9)

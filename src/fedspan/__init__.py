@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fedspan.core.aggregator import Aggregator as Aggregator
     from fedspan.core.axes import Downlink as Downlink
     from fedspan.core.axes import Drift as Drift
+    from fedspan.core.axes import Optimizer as Optimizer
     from fedspan.core.axes import Server as Server
     from fedspan.core.axes import Uplink as Uplink
     from fedspan.core.bundle import Bundle as Bundle
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from fedspan.core.metric import Metric as Metric
     from fedspan.core.objective import Objective as Objective
     from fedspan.core.objective import Problem as Problem
-    from fedspan.core.optimizer import Optimizer as Optimizer
     from fedspan.core.privacy import Privacy as Privacy
     from fedspan.core.projector import Projector as Projector
     from fedspan.core.registry import register as register

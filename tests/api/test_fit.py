@@ -15,13 +15,14 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fedspan
-from conftest import METHODS, Interrupt, build, in_subspace
 from fedspan.callbacks import EarlyStopping, KeepBest
 from fedspan.core.config import Engine, Projection, Training
 from fedspan.core.errors import DataError, SpecError
 from fedspan.nn.models import build as network
 from fedspan.nn.projection_rules import projection_rules, summary
 from fedspan.tasks.custom import Custom
+from support.loops import Interrupt
+from support.methods import METHODS, build, in_subspace
 
 COORDINATE = {"name": "coordinate", "rank": 0.25}
 

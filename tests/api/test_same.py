@@ -11,8 +11,8 @@ from test_fit import blobs, flat, net, ssf, together
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedspan
-from conftest import Interrupt
 from fedspan.core.errors import CheckpointError
+from support.loops import Interrupt
 
 MODULE = """
 from test_fit import blobs, net, together

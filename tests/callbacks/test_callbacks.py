@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 import fedspan
-from conftest import RUN as TABLE
-from conftest import Interrupt
 from fedspan.callbacks import CSV, Checkpoint, Diagnostics, EarlyStopping, KeepBest
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError, SpecError
+from support.loops import RUN as TABLE
+from support.loops import Interrupt
 
 
 class Zigzag(Callback):

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import fedspan
-from conftest import SMALL
 from fedspan import Spec
 from fedspan.callbacks import TensorBoard, WandB
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.engine import history
 from fedspan.methods import FedAvg
 from fedspan.nn.models import mlp
+from support.loops import SMALL
 
 TABLE: dict[str, Any] = {
     "rounds": 6,

@@ -19,7 +19,7 @@ from fedspan.core.config import Engine
 from fedspan.methods.ssf import SSF
 
 COMMANDS = [
-    "audit", "bench", "check-method", "compare", "data", "diagnose", "init", "list", "partition", "plan", "report",
+    "audit", "check-method", "compare", "data", "diagnose", "init", "list", "partition", "plan", "predict", "report",
     "reproduce", "roster", "run", "tune", "version",
 ]  # fmt: skip
 KINDS = [(kind, name) for kind in registry.KINDS for name in registry.choices(kind)]

@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import build, small, start
 from fedspan.core import registry, seeds, tables
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError
+from support.loops import small, start
+from support.methods import build
 
 TOPK, QSGD = {"name": "topk", "k": 0.3}, {"name": "qsgd", "bits": 3, "bucket": 5}
 # One or more settings of every registered compressor; one without an entry fails the suite.

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_run import rows, spec_file
 
-from conftest import Interrupt
 from fedspan import Spec, load, run
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.engine import run_dir as folder
+from support.loops import Interrupt
 
 # A run whose checkpoints come often enough to be caught between two of them.
 SLOW = """

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from conftest import RUN as TABLE
 from fedspan import Engine, Participation, Projection, Spec, Training
 from fedspan.core.config import Search
 from fedspan.core.errors import SpecError
+from support.loops import RUN as TABLE
 
 MISTAKES: list[tuple[Any, dict[str, Any], str]] = [
     (Training, {"weight_decay": -1}, "`weight_decay` must be a number of at least 0, got -1"),

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import build, small
 from fedspan.core.bundle import Bundle
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
@@ -18,6 +17,8 @@ from fedspan.core.round import Round
 from fedspan.methods import FedAvg
 from fedspan.methods.base import LocalSteps
 from fedspan.remote.server import RemoteTransport
+from support.loops import small
+from support.methods import build
 
 
 @dataclass(frozen=True, kw_only=True)

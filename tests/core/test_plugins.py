@@ -15,7 +15,6 @@ from test_run_command import main
 from torch import nn
 
 import fedspan
-from conftest import RUN, SMALL, advance, small, start
 from fedspan.compressors import QSGD, TopK
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
@@ -23,6 +22,7 @@ from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 from fedspan.projectors import Cycle, Gaussian
 from fedspan.uplinks import Code
+from support.loops import RUN, SMALL, advance, small, start
 
 ROOT = Path(__file__).parents[2]
 WHOLE = (ROOT / "examples" / "new_method.py").read_text("utf-8")

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import GAUSSIAN, WireTransport, advance, build, model, small, start
 from fedspan.core import registry, wire
 from fedspan.core.errors import ProtocolError
 from fedspan.core.sync import Log, ModelSync
+from support.loops import WireTransport, advance, model, small, start
+from support.methods import GAUSSIAN, build
 
 D, M, ITEM, PROBE = 12, 2, 8, 8
 

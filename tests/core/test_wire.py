@@ -133,5 +133,5 @@ def test_a_log_sends_the_model_where_codes_are_more_bytes() -> None:
     for t in range(4):
         log = log.push(code(1, t), 4)
     sync = ModelSync(x, log, np.array([[3, 2, 1]]))
-    assert sync.full.tolist() == [[False, False, True]]
+    assert sync.sent[0].tolist() == [[False, False, True]]
     assert sync.sizes().tolist() == [[9, 18, 20]]

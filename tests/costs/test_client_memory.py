@@ -13,8 +13,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 
-from conftest import METHODS, SMALL, advance, start
-from conftest import model as model_of
 from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
@@ -26,6 +24,9 @@ from fedspan.huggingface.checkpoints import load_model
 from fedspan.huggingface.lora import stepper
 from fedspan.nn.problem import TorchProblem
 from support.axes import by_axis
+from support.loops import SMALL, advance, start
+from support.loops import model as model_of
+from support.methods import METHODS
 from support.texts import text_data  # noqa: F401 (a fixture)
 
 pytestmark = pytest.mark.usefixtures("data")
@@ -76,7 +77,7 @@ def test_a_spec_holds_what_the_plan_of_its_model_says(
         (ASK, {"name": "ssf", "projector": {"name": "gaussian", "rank": 0.2}}, "float32"),
         (ASK, {"name": "ssf", "rank": {"*.query.*": 4, "*": 0.5}, "optimizer": ADAMW}, "float64"),
         (ASK, {"name": "subavg", "projector": {"name": "hadamard", "rank": 0.2}}, "float32"),
-        (ASK, {"name": "ffalora", "rank": 0.2, "others": "frozen"}, "float32"),
+        (ASK, {"name": "ffalora", "rank": 0.2}, "float32"),
         (SPEAK, {"name": "fedsub", "rank": 0.2}, "float32"),
         (SPEAK, {"name": "scallion", "compressor": {"name": "qsgd"}}, "float32"),
         (SPEAK | {"precision": "bfloat16"}, {"name": "scaffold"}, "float32"),

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import METHODS
 from fedspan import Projection
 from fedspan.core import registry, tables, wire
 from fedspan.core.bundle import Bundle
@@ -24,6 +23,7 @@ from fedspan.methods import SSF
 from fedspan.tasks._module import Material
 from fedspan.tasks.custom import Custom
 from support.axes import by_axis
+from support.methods import METHODS
 
 IMAGES = {"name": "classification", "data": "digits", "partition": {"name": "iid", "clients": 3}}
 GAUSSIAN = {"name": "gaussian", "rank": 0.2}

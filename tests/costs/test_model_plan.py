@@ -17,11 +17,10 @@ pytest.importorskip("peft")
 
 
 import fedspan
-from conftest import advance, start
 from fedspan.cli.app import app
 from fedspan.core import tables
 from fedspan.core.errors import FedspanError, SpecError
-from fedspan.core.footprint import Adapters
+from fedspan.core.method import Footprint
 from fedspan.core.spec import Spec
 from fedspan.costs.dry_run import Live, rehearsal
 from fedspan.costs.plan import Plan, plan, price
@@ -30,6 +29,7 @@ from fedspan.huggingface.lora import stepper, with_adapters
 from fedspan.huggingface.models import own_loss
 from fedspan.huggingface.outline import batch_of, outline
 from fedspan.nn.projection_rules import projection_rules
+from support.loops import advance, start
 from support.texts import text_data  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def planned(
     return plan(usual | more | {"task": task}, methods, trained=trained)
 
 
-def peaks(path: Path, adapters: Adapters | None, states: int) -> list[int]:
+def peaks(path: Path, adapters: Footprint | None, states: int) -> list[int]:
     """Bytes at the peak of a step by torch's own optimizer: without numbers, and with."""
     found = []
     for real in (False, True):
@@ -92,7 +92,7 @@ def test_a_dry_step_of_peft_holds_what_the_real_one_does(
     """The same count on real tensors; kernels differ a little in what they keep of a mask."""
     written(tmp_path, config)
     ranks = {rule.name: 3 for rule in projection_rules(outline(tmp_path))}
-    adapters = None if kind == "full" else Adapters(ranks, train_a=kind == "lora")
+    adapters = None if kind == "full" else Footprint(0, ranks=ranks, train_a=kind == "lora")
     planned, real = peaks(tmp_path, adapters, states)
     assert planned == pytest.approx(real, rel=0.02)
 
@@ -246,7 +246,7 @@ def test_both_plans_are_the_ledgers_bytes_on_minilm() -> None:
         for _ in range(3):
             advance(loop, 1)
             spent.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
-        assert price(spec).course.walked == row.cost.course.walked == tuple(spent), row.method
+        assert price(spec).walked == row.cost.walked == tuple(spent), row.method
 
 
 @pytest.fixture(scope="module")

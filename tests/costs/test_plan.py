@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
 import fedspan
-from conftest import advance, build, every_method, start
 from fedspan.api.fit import spec_of
 from fedspan.api.run import run
-from fedspan.cli import _plan_table
 from fedspan.cli.app import app
 from fedspan.core import registry, tables, wire
 from fedspan.core.layout import Block, Layout
@@ -28,6 +24,8 @@ from fedspan.core.spec import Spec
 from fedspan.costs import traffic
 from fedspan.costs.plan import plan, price, shapes, sibling
 from fedspan.costs.traffic import AlikeClients, FlatProblem, cost
+from support.loops import advance, start
+from support.methods import build, every_method
 
 TABLE: dict[str, Any] = {
     "rounds": 30,
@@ -101,7 +99,7 @@ def test_traffic_without_numbers_is_that_of_real_messages(
         advance(loop, 1)
         beside = 2 * 6 * 4 * t  # the buffers of two clients
         spent.append((int(loop.ledger.up.sum()) + beside, int(loop.ledger.down.sum()) + beside))
-    assert planned.course.walked == tuple(spent)
+    assert planned.walked == tuple(spent)
     assert planned.server_memory == sum(array.nbytes for array in wire.pack(loop.server).values())
     first = method.init_client(problem.x0, LAYOUT)
     assert planned.client_state == sum(array.nbytes for array in wire.pack(first).values())
@@ -123,13 +121,13 @@ def test_the_declared_numbers_are_those_that_move(name: str, settings: dict[str,
     loop = start(method, Watched(LAYOUT, 5), 2, AlikeClients(method, FlatProblem(LAYOUT, 5)))
     loop.transport.problem = loop.problem  # type: ignore[attr-defined]
     advance(loop, 1)
-    if footprint.adapters is None:
+    if footprint.ranks is None:
         assert footprint.trained == seen[0]
         space = getattr(method, "space", None)
         assert space is None or footprint.trained == draw(space, LAYOUT, (0,), 0).rank
     else:
         assert footprint.trained == loop.server.u.shape[-1]
-        assert set(footprint.adapters.ranks) == {"a", "c"}
+        assert set(footprint.ranks) == {"a", "c"}
     assert footprint.optimizer == method.local.size(footprint.trained)
 
 
@@ -210,7 +208,7 @@ def test_a_steady_run_is_walked_through_no_further(name: str) -> None:
     found = cost(method, FlatProblem(LAYOUT, 4), 4, 200, 0)
     loop = start(method, FlatProblem(LAYOUT, 4), 4, AlikeClients(method, FlatProblem(LAYOUT, 4)))
     advance(loop, 200)
-    assert len(found.course.walked) < 20
+    assert len(found.walked) < 20
     spent = int(loop.ledger.up.sum()), int(loop.ledger.down.sum())
     assert (found.up, found.down) == pytest.approx(
         spent, rel=1e-3 if name == "powersgd" else 0
@@ -243,10 +241,10 @@ def test_the_command(tmp_path: Path) -> None:
     assert "give a spec" in both.output
 
 
-def test_a_table_per_kind_of_cost() -> None:
-    console = Console(record=True, width=120, file=io.StringIO())
-    _plan_table.plan(plan(TABLE | {"task": IMAGES | {"model": "mlp"}}, ["ssf", "fedavg"]), console)
-    text = console.export_text()
+def test_a_table_per_kind_of_cost(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(Spec.from_table(TABLE | {"task": IMAGES | {"model": "mlp"}}).toml())
+    text = CliRunner().invoke(app, ["plan", str(spec), "--methods", "ssf,fedavg"]).stdout
     for word in ("up, run", "client memory", "activations", "server disk", "ssf", "fedavg"):
         assert word in text
 

@@ -19,8 +19,6 @@ from settings import ROUNDS, spec_table
 
 import fedspan
 from fedspan.api.step_size import built
-from fedspan.checks.bench import Scripted, advance
-from fedspan.checks.channel import LocalChannel, agree, ids_of
 from fedspan.core.config import Engine
 from fedspan.core.spec import Spec
 from fedspan.core.tables import describe
@@ -29,7 +27,8 @@ from fedspan.engine.simulator import Simulator
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
-from fedspan.study.model import with_settings
+from support.channel import LocalChannel, agree, ids_of
+from support.loops import Scripted, advance
 
 Line = dict[str, Any]
 NUMBERS = itertools.count()
@@ -301,6 +300,16 @@ def _parts(case: Case, plain: Any) -> tuple[Any, ...]:
     spec = with_settings(case.spec, _steps(plain))
     method, problem, per_round = built(spec)
     return spec, method, problem, per_round, Chain.of(spec, method, problem.clients, per_round)
+
+
+def with_settings(value: Any, settings: dict[str, Any]) -> Any:
+    """A dataclass with values at dotted keys, such as `method.space.rank`."""
+    changes: dict[str, Any] = {}
+    for path, inner in settings.items():
+        key, _, rest = path.partition(".")
+        now = changes.get(key, getattr(value, key))
+        changes[key] = with_settings(now, {rest: inner}) if rest else inner
+    return dataclasses.replace(value, **changes)
 
 
 def _steps(result: Any) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import torch
 from attacks import filled, hostile
 
 import fedspan
-from conftest import RUN, Interrupt
 from fedspan.cli import app as cli
 from fedspan.core import json_log
 from fedspan.core.callback import Callback
@@ -25,6 +24,7 @@ from fedspan.core.json_log import lines_text, read_lines, read_table, write_tabl
 from fedspan.engine.audit import COUNTED, MISSED, Trail, numbers, ranges, read_record
 from fedspan.engine.loop import cohort_of
 from support.files import write_key
+from support.loops import RUN, Interrupt
 
 pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import Interrupt
+from fedspan.api import step_size
 from fedspan.api.fit import spec_of
 from fedspan.core.json_log import lines_text, read_table, write_table
-from fedspan.theory import lr_search
+from support.loops import Interrupt
 
 
 def data(seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -245,16 +245,16 @@ def test_a_search_that_is_interrupted_keeps_its_trials(
     resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs: list[float] = []
-    run = lr_search.TrialRunner._run
+    loop = step_size.Loop
 
-    def counted(self: Any, lr: float, *more: Any) -> Any:
+    def counted(method: Any, *more: Any, **options: Any) -> Any:
         if runs[2:] and not resumed:
             raise KeyboardInterrupt
-        runs.append(lr)
-        return run(self, lr, *more)
+        runs.append(method.lr)
+        return loop(method, *more, **options)
 
     resumed = False
-    monkeypatch.setattr(lr_search.TrialRunner, "_run", counted)
+    monkeypatch.setattr(step_size, "Loop", counted)
     table = spec_of_rounds(4) | {"method": {"name": "fedavg", "lr": "search"}}
     with pytest.raises(KeyboardInterrupt):
         fedspan.run(table, tmp_path, progress=False)

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import fedspan
-from conftest import RUN, Interrupt
 from fedspan.callbacks import CSV, KeepBest
 from fedspan.cli import app as cli
 from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError
 from fedspan.core.json_log import lines_text, read_table, write_table
 from support.files import write_key
+from support.loops import RUN, Interrupt
 
 pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"

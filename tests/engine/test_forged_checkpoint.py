@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import fedspan
-from conftest import RUN, Interrupt
 from fedspan.callbacks import KeepBest
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.core.json_log import read_table, write_table
+from support.loops import RUN, Interrupt
 
 Arrays = dict[str, torch.Tensor]
 SSF = {"name": "ssf", "lr": 0.02, "local_steps": 2, "rank": 4}

@@ -12,13 +12,13 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from conftest import SMALL
 from fedspan.api.run import run
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine.run_dir import lock_dir
 from fedspan.study import conduct
 from fedspan.study.model import study_of
+from support.loops import SMALL
 
 TABLE = {
     "rounds": 4,

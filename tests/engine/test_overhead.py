@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import build
 from fedspan.core.config import Engine, Participation, Settings
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
@@ -22,6 +21,7 @@ from fedspan.nn.projection_rules import projection_rules
 from fedspan.projectors.gaussian import Gaussian
 from fedspan.replies.chain import Chain
 from fedspan.tasks.regression import Regression
+from support.methods import build
 
 ROUNDS = 64  # as many as are drawn ahead, so that every bound includes the drawing
 

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import GAUSSIAN, advance, build, small
 from fedspan.core import checkpoint
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import CheckpointError
@@ -31,6 +30,8 @@ from fedspan.methods import SSF
 from fedspan.replies.chain import Event, Replies, in_words
 from fedspan.tasks.custom import Custom
 from fedspan.tasks.regression import Regression
+from support.loops import advance, small
+from support.methods import GAUSSIAN, build
 
 X, Y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 3
 MANY = 300
@@ -214,6 +215,11 @@ def test_events_between_two_rows_are_bounded() -> None:
         3, [Event("other", 1, "late"), *(Event("no reply", i, "away") for i in range(50))]
     )
     assert told == ["round 3: client 1: late", "round 3: clients 0, 1, 2, 3, 4 and 45 more: away"]
+    events, names = [Event("no reply", i, "away") for i in range(6)], [*"abcd", "4", "client-5"]
+    assert in_words(3, events, names) == ["round 3: clients 'a', 'b', 'c', 'd', 4 and 1 more: away"]
+    assert in_words(3, events[3:], names) == [
+        f"round 3: {who}: away" for who in ("client 'd'", "client 4", "client 5")
+    ]
 
 
 def test_data_of_many_clients_is_read_when_they_take_part(later: None) -> None:

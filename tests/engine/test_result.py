@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import RUN as TABLE
-from conftest import Interrupt
 from fedspan.core.errors import FedspanError, SpecError
+from support.loops import RUN as TABLE
+from support.loops import Interrupt
 
 DIGITS: dict[str, Any] = {
     "rounds": 2,

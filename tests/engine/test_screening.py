@@ -13,9 +13,7 @@ import torch
 from attacks import filled, hostile, times
 
 import fedspan
-from conftest import METHODS, RUN, advance, build, small
-from fedspan.checks.bench import Scripted, same, tensors
-from fedspan.checks.channel import LocalChannel, remote
+from fedspan.checks.bench import same, tensors
 from fedspan.core.bundle import Bundle
 from fedspan.core.config import Engine, Participation
 from fedspan.core.errors import SpecError
@@ -27,6 +25,9 @@ from fedspan.engine.simulator import Simulator
 from fedspan.remote.messages import RoundMessage
 from fedspan.replies import chain as chains
 from fedspan.replies.chain import Chain, norms_of
+from support.channel import LocalChannel, remote
+from support.loops import RUN, Scripted, advance, small
+from support.methods import METHODS, build
 
 HUGE = filled(3e38)
 CODED = [

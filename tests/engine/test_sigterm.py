@@ -16,7 +16,7 @@ import tomli_w
 import torch
 
 import fedspan
-from conftest import SMALL
+from support.loops import SMALL
 
 SCRIPT = """
 import signal, sys, threading, types

@@ -14,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedspan
-from conftest import GAUSSIAN, RUN, advance, build, model, small
 from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory, OnDisk
+from support.loops import RUN, advance, model, small
+from support.methods import GAUSSIAN, build
 
 
 def loop_on(states_dir: Path | None, resume: bool = False, name: str = "ssf") -> Loop:

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 import fedspan
-from conftest import SMALL, advance, build, small
 from fedspan.aggregators import GeometricMedian
-from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.config import Projection
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF
 from fedspan.remote.messages import RoundMessage
+from support.channel import LocalChannel, remote
+from support.loops import SMALL, advance, small
+from support.methods import build
 
 REGRESSION: dict[str, Any] = {
     "rounds": 600,

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import build
 from fedspan import Engine, Projection
 from fedspan.core import tables
 from fedspan.core.errors import SpecError
@@ -24,7 +23,8 @@ from fedspan.huggingface.models import about, own_loss
 from fedspan.huggingface.text_data import as_texts
 from fedspan.nn.module import FlatModule, Restricted
 from fedspan.nn.projection_rules import layout_of, projection_rules
-from tiny import MODELS, bert, flat, gpt2, lines, llama, questions, ssf
+from support.methods import build
+from support.tiny import MODELS, bert, flat, gpt2, lines, llama, questions, ssf
 
 
 @pytest.mark.parametrize("projector", ["coordinate", "gaussian"])

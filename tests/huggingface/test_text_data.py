@@ -12,7 +12,7 @@ import fedspan
 from fedspan.core.errors import DataError, SpecError
 from fedspan.huggingface.models import about
 from fedspan.huggingface.text_data import as_texts
-from tiny import bert, flat, llama, questions, ssf
+from support.tiny import bert, flat, llama, questions, ssf
 
 
 def test_every_form_of_the_same_texts_trains_to_the_same_weights() -> None:

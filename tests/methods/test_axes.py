@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import advance, model, small, start
 from fedspan.checks import laws, network_laws
 from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
+from support.loops import advance, model, small, start
 
 TOPK, SIGN = {"name": "topk", "k": 0.3}, {"name": "sign"}
 AXES: dict[str, dict[str, Any]] = {

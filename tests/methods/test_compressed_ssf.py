@@ -9,11 +9,12 @@ import pytest
 import torch
 from test_equivalences import ROUNDS, relative
 
-from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core.errors import SpecError
 from fedspan.core.objective import Objective
 from fedspan.core.round import Round
 from fedspan.uplinks import RunningMean
+from support.loops import advance, model, small, start
+from support.methods import GAUSSIAN, build
 
 COMPRESSORS: list[dict[str, Any]] = [
     {"name": "qsgd", "levels": 127},
@@ -75,7 +76,7 @@ def test_what_a_compressor_left_out_is_in_the_next_message() -> None:
         state, up = method.client_step(
             state, method.broadcast(server, rnd).replace(Pc=torch.zeros_like(left)), f, rnd
         )
-        sent = method.uplink.receive(up.v, method.subspace(rnd), rnd)
+        sent = method.arrived(up, method.subspace(rnd), rnd)
         torch.testing.assert_close(sent, torch.where(sent == 0, 0, left), rtol=1e-10, atol=1e-12)
         left = left - sent
         torch.testing.assert_close(f.g - state.c, left, rtol=1e-10, atol=1e-12)
@@ -142,7 +143,7 @@ def test_momentum_stays_inside_the_subspace_of_its_round() -> None:
         torch.testing.assert_close(
             after - P.T @ (P @ after), before - P.T @ (P @ before), rtol=1e-10, atol=1e-12
         )
-        assert int((method.uplink.receive(up.v, P, rnd) != 0).sum()) < P.rank
+        assert int((method.arrived(up, P, rnd) != 0).sum()) < P.rank
 
 
 def test_momentum_keeps_the_sums_and_forgets_the_noise() -> None:

@@ -1,5 +1,5 @@
 """What every registered method must keep to: the laws of fedspan.checks. A new file in methods/ needs an entry in
-conftest, and each law is shown to fail where it should."""
+support/methods.py, and each law is shown to fail where it should."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import METHODS, WireTransport, advance, build, every_method, small, start
 from fedspan.checks import laws, network_laws
-from fedspan.checks.law import Law
+from fedspan.checks.bench import Law
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
+from support.loops import WireTransport, advance, small, start
+from support.methods import METHODS, build, every_method
 
 LAWS = laws.LAWS + network_laws.LAWS
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core.errors import SpecError
-from fedspan.drifts import _test
-from fedspan.drifts._test import OFF, ON, TRIAL
+from fedspan.drifts import controls
+from fedspan.drifts.controls import OFF, ON, TRIAL, Controls
+from support.loops import advance, model, small, start
+from support.methods import GAUSSIAN, build
 
 NAMES = [("ssf", {"projector": GAUSSIAN}), ("scaffold", {})]
 
@@ -22,41 +23,45 @@ def rounds(t: int, cohort: int = 4) -> Any:
     return SimpleNamespace(t=t, clients=8, ids=np.zeros((1, cohort)))
 
 
+def switch_of(test: torch.Tensor) -> torch.Tensor:
+    return test[..., :1]
+
+
 def sums(s: float, d: float = 2.0) -> torch.Tensor:
     return torch.tensor([[[s * d, d]]])
 
 
 def test_off_until_the_controls_are_filled_then_on_trial() -> None:
-    test = _test.no_tests(torch.zeros(1, 1, 3))
+    test = Controls("tested").init_server(torch.zeros(1, 1, 3))["test"]
     modes = []
     for t in range(20):
-        test = _test.judged(test, sums(0.0, 0.0), 0.25, rounds(t))
-        modes.append(int(_test.switch(test)))
+        test = controls.judged(test, sums(0.0, 0.0), 0.25, rounds(t))
+        modes.append(int(switch_of(test)))
     assert (
         modes == [OFF] * 15 + [TRIAL] * 5
     )  # from round 2 N/(ρ S) = 16; a trial without a tested client goes on
 
 
 def test_a_trial_that_fails_is_repeated_at_twice_the_round() -> None:
-    test = _test.no_tests(torch.zeros(1, 1, 3))
+    test = Controls("tested").init_server(torch.zeros(1, 1, 3))["test"]
     trials = []
     for t in range(40):
-        on_trial = int(_test.switch(test)) == TRIAL
+        on_trial = int(switch_of(test)) == TRIAL
         trials += [t] if on_trial else []
-        test = _test.judged(test, sums(0.2) if on_trial else sums(0.0, 0.0), 1.0, rounds(t))
+        test = controls.judged(test, sums(0.2) if on_trial else sums(0.0, 0.0), 1.0, rounds(t))
     assert trials == [4, 10, 22]
 
 
 def test_it_stays_on_while_the_running_mean_is_above_one_half() -> None:
-    test = _test.no_tests(torch.zeros(1, 1, 3))
+    test = Controls("tested").init_server(torch.zeros(1, 1, 3))["test"]
     values = [1.0, 0.0, 0.9, 0.9, 0.0, 0.0]
     seen = []
     for t in range(10):
-        told = int(_test.switch(test)) != OFF
-        test = _test.judged(
+        told = int(switch_of(test)) != OFF
+        test = controls.judged(
             test, sums(values.pop(0) if told and values else 0.0, 2.0 * told), 1.0, rounds(t)
         )
-        seen.append((int(_test.switch(test)), round(float(test[..., 1]), 3)))
+        seen.append((int(switch_of(test)), round(float(test[..., 1]), 3)))
     assert seen[3] == (TRIAL, 0.0)
     assert seen[4] == (ON, 1.0)
     assert seen[5] == (OFF, 0.25)  # 1 + 3/4 (0 − 1); due again at round 12
@@ -66,7 +71,7 @@ def test_it_stays_on_while_the_running_mean_is_above_one_half() -> None:
 @pytest.mark.parametrize(("s", "stays"), [(0.49, False), (0.5, False), (0.51, True)])
 def test_the_correction_stays_above_one_half_and_not_at_it(s: float, stays: bool) -> None:
     on_trial = torch.tensor([[[float(TRIAL), 0.0, 0.0, 0.0]]], dtype=torch.float64)
-    assert int(_test.switch(_test.judged(on_trial, sums(s), 1.0, rounds(9)))) == (
+    assert int(switch_of(controls.judged(on_trial, sums(s), 1.0, rounds(9)))) == (
         ON if stays else OFF
     )
 
@@ -81,7 +86,7 @@ def test_the_measured_numbers_are_those_of_their_definition(
     rnd, server = loop._round(), loop.server
     P = method.subspace(rnd)
     down = method.broadcast(server, rnd)
-    b = _test.corrects(down.switch, rnd)
+    b = controls.corrects(down.switch, rnd)
     assert b is not None
     f, seen = loop.problem.cohort(rnd), []
     asked = "direction" if P.whole else "restrict"
@@ -151,11 +156,11 @@ def test_the_ways_of_naming_who_corrects_agree(name: str, settings: dict[str, An
         down = method.broadcast(loop.server, rnd).replace(
             switch=torch.tensor([[[mode]]], dtype=torch.uint8)
         )
-        assert _test.corrects(down.switch, rnd) == mode
+        assert controls.corrects(down.switch, rnd) == mode
         replies = []
         for b in (mode, torch.full((1, 7, 1), float(mode), dtype=torch.float64)):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(_test, "corrects", lambda *_, b=b: b)
+                patch.setattr(controls, "corrects", lambda *_, b=b: b)
                 replies.append(
                     vars(method.client_step(client, down, loop.problem.cohort(rnd), rnd)[1])
                 )
@@ -179,11 +184,11 @@ def test_in_a_trial_a_quarter_of_the_clients_corrects_and_each_knows_it_alone() 
     method, problem = build("ssf", correction="tested", projector=GAUSSIAN), small(clients=2000)
     rnd = start(method, problem, 2000)._round()
     switch = torch.full((1, 1, 1), TRIAL, dtype=torch.uint8)
-    b = _test.corrects(switch, rnd)
+    b = controls.corrects(switch, rnd)
     assert b is not None
     assert 0.2 < float(b.mean()) < 0.3
     alone = rnd.subset(np.array([17]))
-    assert torch.equal(_test.corrects(switch, alone), b[:, 17:18])
+    assert torch.equal(controls.corrects(switch, alone), b[:, 17:18])
 
 
 def test_never_takes_the_steps_of_subavg() -> None:

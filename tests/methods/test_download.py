@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.compressors import Sign
 from fedspan.core.bundle import Bundle
 from fedspan.core.errors import ProtocolError, SpecError
@@ -19,6 +18,8 @@ from fedspan.downlinks import Coded
 from fedspan.engine.simulator import Replica, opened
 from fedspan.methods import SSF
 from fedspan.projectors import Gaussian
+from support.loops import advance, model, small, start
+from support.methods import GAUSSIAN, build
 
 QSGD = {"name": "qsgd", "levels": 127}
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from test_equivalences import ROUNDS, relative, unequal
 
-from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core import tables
 from fedspan.core.errors import SpecError
 from fedspan.methods import SSF
 from fedspan.projectors import Coordinate, Hadamard
+from support.loops import advance, model, small, start
+from support.methods import GAUSSIAN, build
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import GAUSSIAN, Scripted, advance, build, close, model, small, start
 from fedspan.core.bundle import Bundle
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
 from fedspan.engine.simulator import Simulator
+from support.loops import Scripted, advance, close, model, small, start
+from support.methods import GAUSSIAN, build
 
 
 def vector(*values: float) -> torch.Tensor:

@@ -11,15 +11,17 @@ from torch import nn
 from torch.func import functional_call
 
 import fedspan
-from conftest import build, small, start
 from fedspan.core.config import Projection
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
 from fedspan.nn.module import FlatModule
 from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.projectors.gaussian import Gaussian
+from support.loops import small, start
+from support.methods import build
 
 LR, STEPS, ROUNDS, RANK, LEAST = 0.1, 3, 4, 2, 40
+WHOLE = ("5", "*.bias")  # what has no adapter
 Data = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -42,7 +44,7 @@ def clients() -> Data:
     return [(torch.randn(8, 3, 4, 4).double(), torch.arange(8) % 3) for _ in range(3)]
 
 
-def fit(method: Any, **settings: Any) -> Any:
+def fit(method: Any, frozen: tuple[str, ...] = (), **settings: Any) -> Any:
     """Full batches, so that only their order differs from `written_out`."""
     return fedspan.fit(
         network(),
@@ -51,7 +53,7 @@ def fit(method: Any, **settings: Any) -> Any:
         rounds=ROUNDS,
         batch_size=8,
         seed=7,
-        projection=Projection(min_numel=LEAST),
+        projection=Projection(min_numel=LEAST, frozen_modules=frozen),
         **settings,
     )
 
@@ -59,7 +61,9 @@ def fit(method: Any, **settings: Any) -> Any:
 def written_out(name: str, scale: float, others: str) -> dict[str, torch.Tensor]:
     """The same by autograd on adapters B (out × kh × kw × r) and A (r × in), client by client."""
     model = network()
-    layout = layout_of(projection_rules(model, min_numel=LEAST), torch.float64)
+    frozen = () if others == "trained" else WHOLE
+    rules = projection_rules(model, frozen_modules=frozen, min_numel=LEAST)
+    layout = layout_of(rules, torch.float64)
     starts = draw(Gaussian(rank=RANK), layout, (7,), 0).factors
     base = {n: p.detach().clone() for n, p in model.named_parameters()}
     trained: dict[str, torch.Tensor] = {}
@@ -98,7 +102,8 @@ def written_out(name: str, scale: float, others: str) -> dict[str, torch.Tensor]
 @pytest.mark.parametrize("name", ["fedit", "ffalora"])
 def test_it_is_lora_written_out(name: str, alpha: float | None, others: str) -> None:
     extra = {} if alpha is None else {"alpha": alpha}
-    found = fit(build(name, lr=LR, local_steps=STEPS, rank=RANK, others=others, **extra)).model
+    method = build(name, lr=LR, local_steps=STEPS, rank=RANK, **extra)
+    found = fit(method, () if others == "trained" else WHOLE).model
     wanted = written_out(name, 1.0 if alpha is None else alpha / RANK, others)
     before = dict(network().named_parameters())
     for tensor, value in found.named_parameters():
@@ -117,8 +122,11 @@ def test_it_is_lora_written_out(name: str, alpha: float | None, others: str) -> 
     ],
 )
 def test_only_what_is_trained_travels(name: str, others: str, numbers: int) -> None:
-    last = fit(build(name, lr=LR, local_steps=1, rank=RANK, others=others)).history[-1]
-    model = sum(p.numel() for p in network().parameters())
+    method = build(name, lr=LR, local_steps=1, rank=RANK)
+    last = fit(method, () if others == "trained" else WHOLE).history[-1]
+    named = dict(network().named_parameters())
+    sent = named if others == "trained" else ("0.weight", "3.weight")
+    model = sum(named[tensor].numel() for tensor in sent)
     assert last["up_bytes"] == ROUNDS * 3 * numbers * 8
     assert (
         last["down_bytes"] == ROUNDS * 3 * (numbers + 1) * 8 + 3 * model * 8
@@ -130,7 +138,7 @@ def test_with_a_frozen_no_full_gradient_is_asked_for(monkeypatch: pytest.MonkeyP
         raise ArithmeticError("a full gradient")
 
     monkeypatch.setattr(FlatModule, "in_place", refuse)
-    fit(build("ffalora", lr=LR, local_steps=2, rank=RANK, alpha=1.0, others="frozen"))
+    fit(build("ffalora", lr=LR, local_steps=2, rank=RANK, alpha=1.0))
     with pytest.raises(ArithmeticError):
         fit(build("fedit", lr=LR, local_steps=2, rank=RANK))
 
@@ -154,7 +162,6 @@ def test_mistakes_are_named(name: str) -> None:
         ({"rank": 0}, "`method.rank` must be"),
         ({"rank": 1.5}, "`method.rank` must be"),
         ({"rank": 2, "alpha": 0.0}, "`method.alpha` must be"),
-        ({"rank": 2, "others": "some"}, "`method.others` must be one of frozen, trained"),
     ]:
         with pytest.raises(SpecError, match=words):
             build(name, **wrong)
@@ -164,11 +171,3 @@ def test_mistakes_are_named(name: str) -> None:
     ):
         with pytest.raises(SpecError, match=words):
             fit(build(name, rank=rank))
-    with pytest.raises(SpecError, match="nothing to train"):
-        fedspan.fit(
-            network(),
-            clients(),
-            method=build(name, rank=2, others="frozen"),
-            rounds=1,
-            projection=Projection(min_numel=10**6),
-        )

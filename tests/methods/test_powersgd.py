@@ -8,8 +8,10 @@ import pytest
 import torch
 from test_equivalences import ROUNDS, relative
 
-from conftest import advance, build, model, small, start
+from fedspan import Bundle
 from fedspan.core.layout import Block, Layout
+from support.loops import advance, model, small, start
+from support.methods import build
 
 
 @pytest.mark.parametrize("rank", [2, 1.0, 5])
@@ -46,12 +48,11 @@ def test_the_sides_of_powersgd_in_turn_are_a_power_iteration() -> None:
     method = build("powersgd", rank=2)
     rounds = [replace(start(method, small())._round(), t=t, layout=layout) for t in range(60)]
     M = torch.randn(1, 1, 78, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    basis = method.side(rounds[0]).drawn((5,), 0)
+    basis = method.basis(Bundle(), rounds[0])
     for rnd in rounds:
-        side = method.side(rnd)
-        P = side.subspace(basis)
+        P = method.subspace(basis, rnd)
         assert relative(P @ (P.T @ (P @ M)), P @ M) < 1e-12
-        basis = side.turned(P @ M)
+        basis = method.turned(P, P @ M)
     u, s, v = torch.linalg.svd(M[0, 0, :72].view(6, 12), full_matrices=False)
     best = (u[:, :2] * s[:2]) @ v[:2]
     assert relative((P.T @ (P @ M))[0, 0, :72].view(6, 12), best) < 1e-6

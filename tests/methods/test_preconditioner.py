@@ -8,13 +8,14 @@ import pytest
 import torch
 from test_equivalences import relative
 
-from conftest import GAUSSIAN, advance, build, close, model, small, start
 from fedspan.core.bundle import Bundle
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import draw
 from fedspan.optimizers import Preconditioned
 from fedspan.projectors import Coordinate, Identity
+from support.loops import advance, close, model, small, start
+from support.methods import GAUSSIAN, build
 
 ROWS: dict[str, Any] = {"preconditioner": "rows"}
 LAYOUT = Layout(

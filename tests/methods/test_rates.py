@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import advance, build, model, small, start
 from fedspan.core.bundle import Bundle
+from support.loops import advance, model, small, start
+from support.methods import build
 
 
 def errors(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from reference import LORA, R, compare, projected
+from support.reference import LORA, R, compare, projected
 
 PROJECTORS = ["gaussian", "coordinate", "hadamard"]
 

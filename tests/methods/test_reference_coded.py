@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedspan.core import seeds
-from reference import LR, STEPS, Array, D, M, N, Reference, Rows, compare
+from support.reference import LR, STEPS, Array, D, M, N, Reference, Rows, compare
 
 Table = dict[str, Any]
 

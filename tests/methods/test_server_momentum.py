@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import GAUSSIAN, advance, build, model, small, start
 from fedspan.core.bundle import Bundle
+from support.loops import advance, model, small, start
+from support.methods import GAUSSIAN, build
 
 BETA = 0.6
 
@@ -96,7 +97,7 @@ def test_clients_that_disagree_make_a_longer_step() -> None:
 
     def stretch(changes: torch.Tensor) -> float:
         along = torch.ones(1, 1, 2, dtype=torch.float64)
-        arguments: Any = Bundle(), along, method.subspace(rnd), rnd, lambda: changes
+        arguments: Any = Bundle(), along, method.subspace(rnd), rnd, changes
         return float(method.server.step(*arguments)[0].mean())
 
     apart = torch.tensor([[[1.0, 0.1], [-1.0, 0.1]]], dtype=torch.float64)

@@ -15,7 +15,7 @@ from fedspan.huggingface import text_data
 from fedspan.huggingface.models import about, own_loss
 from fedspan.huggingface.text_data import as_texts
 from fedspan.tasks._module import Material
-from tiny import MODELS, bert, lines, llama, questions
+from support.tiny import MODELS, bert, lines, llama, questions
 
 
 def evaluated(model: Any, rows: Any) -> Any:

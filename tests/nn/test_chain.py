@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedspan.core.config import Engine, Settings, Training
 from fedspan.core.projector import draw
 from fedspan.core.round import Round
-from fedspan.drifts._test import First
+from fedspan.drifts.controls import First
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF, FedAvg, Scaffold

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import build
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import FedspanError
 from fedspan.core.projector import draw
@@ -24,6 +23,7 @@ from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.nn.recompute import recomputing
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.tasks.outline import Outline
+from support.methods import build
 
 Loss = Callable[[nn.Module], torch.Tensor]
 

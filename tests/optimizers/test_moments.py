@@ -10,18 +10,20 @@ import pytest
 import torch
 from test_simulate import method_of, mlp, model_after, problem_of
 
-from conftest import ADAMW, GAUSSIAN, advance, build, close, model, small, start
 from fedspan.core.config import Engine
 from fedspan.core.layout import Block, Layout
-from fedspan.core.optimizer import turned, turned_squares
 from fedspan.core.projector import draw
 from fedspan.core.round import Round
 from fedspan.engine.simulator import Simulator
+from fedspan.optimizers.adamw import carried_squares
 from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.gaussian import Gaussian
+from support.loops import advance, close, model, small, start
+from support.methods import ADAMW, GAUSSIAN, build
 
 LR, STEPS = 0.02, 3
+CARRY = SGD(momentum=0.5).carry
 
 
 class Written:
@@ -143,9 +145,9 @@ def layout() -> Layout:
 def test_what_a_change_of_coordinates_leaves_of_the_moments() -> None:
     P, Q = (draw(Coordinate(rank=5), layout(), (1,), epoch) for epoch in (0, 1))
     v = torch.rand(1, 2, P.rank, dtype=torch.float64)
-    assert torch.equal(turned_squares(v, P, P), v)
-    assert torch.equal(turned(v, P, P), v)
-    new = turned_squares(v, P, Q)
+    assert torch.equal(carried_squares(v, P, P), v)
+    assert torch.equal(CARRY(v, P, P), v)
+    new = carried_squares(v, P, Q)
     assert torch.equal(new[..., -4:], v[..., -4:])  # the bias goes whole
     old_places, new_places = (f.index.flatten().tolist() for f in (P.factors[0], Q.factors[0]))
     assert 0 < len(set(old_places) & set(new_places)) < 5
@@ -161,17 +163,17 @@ def test_of_full_rank_nothing_is_lost(kind: type) -> None:
     """m comes back from any other basis; v does where the basis is the same coordinates."""
     P, Q = (draw(kind(rank=1.0), layout(), (1,), epoch) for epoch in (0, 1))
     m = torch.randn(1, 2, P.rank, dtype=torch.float64)
-    close(turned(turned(m, P, Q), Q, P), m)
+    close(CARRY(CARRY(m, P, Q), Q, P), m)
     if kind is Coordinate:
-        close(turned_squares(m.square(), P, Q), m.square())
-    close(turned_squares(m.square(), P, Q).sum(), m.square().sum())  # E ‖g‖² is that of any basis
+        close(carried_squares(m.square(), P, Q), m.square())
+    close(carried_squares(m.square(), P, Q).sum(), m.square().sum())  # E ‖g‖² is that of any basis
 
 
 def test_equal_squares_stay_equal_whatever_the_subspaces() -> None:
     for kind in (Coordinate(rank=3), Gaussian(rank=3)):
         P, Q = (draw(kind, layout(), (1, 2), epoch) for epoch in (0, 1))
         v = torch.full((2, 3, P.rank), 0.7, dtype=torch.float64)
-        close(turned_squares(v, P, Q), v)
+        close(carried_squares(v, P, Q), v)
 
 
 def test_kept_moments_are_lost_with_the_clients_state_and_begin_anew() -> None:

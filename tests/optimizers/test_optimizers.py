@@ -12,16 +12,17 @@ import torch
 from test_moments import STEPS, layout
 
 import fedspan
-from conftest import ADAMW, GAUSSIAN, METHODS, advance, build, close, model, small, start, takes
 from fedspan import Spec
+from fedspan.api.step_size import search
+from fedspan.core.axes import Optimizer
 from fedspan.core.errors import SpecError
 from fedspan.core.objective import Flat
-from fedspan.core.optimizer import Optimizer
 from fedspan.core.round import Round
 from fedspan.optimizers.adamw import AdamW
 from fedspan.optimizers.sgd import SGD
 from fedspan.theory.diagnosis import corollary_lr
-from fedspan.theory.lr_search import search
+from support.loops import advance, close, model, small, start
+from support.methods import ADAMW, GAUSSIAN, METHODS, build, takes
 
 IDENTITY = {"name": "identity"}
 
@@ -59,7 +60,7 @@ def test_it_is_torchs_adamw(settings: dict[str, float], steps: int) -> None:
     }
     theirs = by_torch(p, grad, steps, **same)
     close(ours.descend(p, grad, 0.05, steps)[0], theirs, 1e-13)
-    shifted, _ = ours.descend(torch.zeros_like(p), lambda z: grad(p + z), 0.05, steps, origin=p)
+    shifted, *_ = ours.descend(torch.zeros_like(p), lambda z: grad(p + z), 0.05, steps, origin=p)
     close(p + shifted, theirs, 1e-13)
     assert float((p - theirs).abs().max()) > 1e-3
 
@@ -81,18 +82,18 @@ def test_in_float32_it_is_torchs_to_its_last_digits() -> None:
 def test_a_memory_goes_on_where_it_was(optimizer: Optimizer) -> None:
     """Also for clients that have taken different numbers of steps; what is given stays as it is."""
     grad, at = quadratic(2), torch.zeros(1, 1, 6, dtype=torch.float64)
-    whole, memory = optimizer.descend(at, grad, 0.05, 7)
+    whole, memory, _ = optimizer.descend(at, grad, 0.05, 7)
     assert memory.shape == (1, 2, optimizer.size(6))
-    half, held = optimizer.descend(at, grad, 0.05, 4)
+    half, held, _ = optimizer.descend(at, grad, 0.05, 4)
     before = held.clone(), half.clone()
-    end, again = optimizer.descend(half, grad, 0.05, 3, held=held)
+    end, again, _ = optimizer.descend(half, grad, 0.05, 3, held=held)
     close(end, whole, 1e-14)
     close(again, memory, 1e-14)
     assert torch.equal(held, before[0])
     assert torch.equal(half, before[1])
     mixed = torch.cat([held[:, :1], torch.zeros_like(held[:, 1:])], 1)  # the second client is new
     started = torch.cat([half[:, :1], at], 1)
-    both, _ = optimizer.descend(started, grad, 0.05, 3, held=mixed)
+    both, *_ = optimizer.descend(started, grad, 0.05, 3, held=mixed)
     close(both[:, :1], whole[:, :1], 1e-14)
     close(both[:, 1:], optimizer.descend(at, grad, 0.05, 3)[0][:, 1:], 1e-14)
 

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import advance, small, start
 from fedspan.core import registry, seeds, tables
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Block, Layout
@@ -19,6 +18,7 @@ from fedspan.core.projector import Projector, draw
 from fedspan.methods import SSF
 from fedspan.projectors import hadamard
 from fedspan.projectors._dense import Dense
+from support.loops import advance, small, start
 
 NAMES = list(registry.choices("projector"))
 layouts = st.lists(

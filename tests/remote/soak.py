@@ -22,7 +22,6 @@ import torch
 from flwr.app import Error, Message
 from test_faults import CALLS, KilledError, damage
 
-from conftest import Scripted, close
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
@@ -34,6 +33,7 @@ from fedspan.remote.flower import server
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.flower.records import RunConfig
 from support.flower import FakeGrid, spec_of
+from support.loops import Scripted, close
 from support.rounds import rounds_in
 
 METHOD = {

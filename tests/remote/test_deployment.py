@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "flower"))
 
 from cluster import APP, Cluster, kill, quietly
 
-from conftest import METHODS, SMALL, Scripted, close
 from fedspan.api.run import run
 from fedspan.core import checkpoint
 from fedspan.core.privacy import Privacy
@@ -30,6 +29,8 @@ from fedspan.remote.client import StateFile
 from fedspan.remote.flower.client import agreement_of, load_spec
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.roster import ROSTER, Roster
+from support.loops import SMALL, Scripted, close
+from support.methods import METHODS
 from support.rounds import rounds_in
 
 SSF = {"space": {"name": "coordinate", "rank": 4}}

@@ -15,7 +15,6 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
-from conftest import METHODS
 from fedspan.api.run import run
 from fedspan.cli import audit
 from fedspan.core.callback import Callback
@@ -27,6 +26,7 @@ from fedspan.remote.flower import records, server
 from fedspan.remote.flower.client import IDENTITY, identify, preparing, reply_to
 from support.axes import by_axis
 from support.flower import FLOAT32, SSF, FakeGrid, events_of, inside_a_task, raw, serve, spec_of  # noqa: F401 - a fixture
+from support.methods import METHODS
 from support.rounds import rounds_in
 
 

@@ -12,7 +12,6 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
 
-from conftest import SMALL, build
 from fedspan.api.run import run
 from fedspan.callbacks.diagnostics import Diagnostics
 from fedspan.core import tables
@@ -23,6 +22,8 @@ from fedspan.remote.flower.client import load_spec
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.messages import RoundMessage
 from support.flower import FLOAT32, SSF, FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401 - a fixture
+from support.loops import SMALL
+from support.methods import build
 from support.rounds import rounds_in
 
 
@@ -146,16 +147,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
         "task": tables.describe(task),
         "batch_size": 5,
     }
-    with pytest.raises(
-        SpecError,
-        match=r"`participation.weights` 'examples' needs all clients' data.*set it to 'uni",
-    ):
-        serve(
-            Spec.from_table(table),
-            FakeGrid(Spec.from_table(table), tmp_path / "none"),
-            tmp_path / "none",
-        )
-    spec = Spec.from_table(table | {"participation": {"weights": "uniform"}})
+    spec = Spec.from_table(table)  # clients say how many examples they have
     here = run(spec, tmp_path / "here").history[-1]
     grid = FakeGrid(spec, tmp_path / "states")
     grid.clients = {100 + i: i for i in range(4)}

@@ -21,7 +21,6 @@ pytest.importorskip(
 
 import transformers
 
-from conftest import settings
 from fedspan.api.run import run
 from fedspan.core import tables
 from fedspan.core.errors import DataError
@@ -29,6 +28,7 @@ from fedspan.core.spec import Spec
 from fedspan.engine.loop import Line
 from fedspan.tasks import _text
 from support.flower import FakeGrid, inside_a_task, serve  # noqa: F401
+from support.loops import settings
 from support.texts import CLASSIFY, QUESTIONS, SPEAK, text_data  # noqa: F401
 
 FLOAT32, COUNTED = settings(8, torch.float32), settings(8, torch.float32, "examples")

@@ -19,7 +19,6 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from conftest import METHODS
 from fedspan.core.config import Participation
 from fedspan.core.errors import one_line
 from fedspan.engine.loop import Loop
@@ -31,6 +30,7 @@ from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain, in_words
 from support.axes import by_axis
 from support.flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
+from support.methods import METHODS
 
 METHODS_TRIED = ("ssf", "ssf, tested", "ef", "compressed", "powersgd")
 MANY = {f"a{i}": Array(np.zeros(1, np.float32)) for i in range(5000)}

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import advance, build, every_method, model, small
 from fedspan import Participation
-from fedspan.checks.bench import start
-from fedspan.checks.channel import remote
 from fedspan.core.spec import Spec
 from fedspan.costs.plan import price
 from fedspan.methods import SSF, Scaffold
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.messages import RoundMessage
 from fedspan.tasks.regression import Regression
+from support.channel import remote
+from support.loops import advance, model, small, start
+from support.methods import build, every_method
 
 ROUNDS = 8
 

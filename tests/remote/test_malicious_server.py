@@ -14,11 +14,12 @@ pytest.importorskip(
     "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
 )
 
-from conftest import advance, build, close, model, small
-from fedspan.checks.channel import LocalChannel, remote
 from fedspan.engine.loop import Loop
 from fedspan.remote.messages import RoundMessage
 from fedspan.remote.server import RemoteTransport
+from support.channel import LocalChannel, remote
+from support.loops import advance, close, model, small
+from support.methods import build
 from support.remote import FINE, ids_of, no_sync, secure, uneven  # noqa: F401
 
 Change = Callable[

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import advance, build, close, every_method, model, small
-from fedspan.checks.bench import simulated
-from fedspan.checks.channel import ids_of, remote
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.engine.states import InMemory
 from fedspan.remote.client import StateFile
 from fedspan.remote.messages import Agreement, RoundMessage
+from support.channel import ids_of, remote
+from support.loops import advance, close, model, simulated, small
+from support.methods import build, every_method
 from support.remote import SSF, controls, state_of
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import advance, build, close, model, small
-from fedspan.checks.bench import simulated
-from fedspan.checks.channel import Fault, LocalChannel, ids_of, remote
 from fedspan.compressors.topk import TopK
 from fedspan.core.encoded import Encoded, unpack, width_of
 from fedspan.remote.messages import DroppedError, RoundMessage
+from support.channel import Fault, LocalChannel, ids_of, remote
+from support.loops import advance, close, model, simulated, small
+from support.methods import build
 from support.remote import SSF, controls
 
 

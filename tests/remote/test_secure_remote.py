@@ -16,13 +16,14 @@ pytest.importorskip(
 )
 
 
-from conftest import Scripted, advance, build, close, model, small, start
-from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.privacy import Privacy
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.replies.secure.client import PHASES
+from support.channel import LocalChannel, remote
+from support.loops import Scripted, advance, close, model, small, start
+from support.methods import build
 from support.remote import FINE, SSF, controls, ids_of, no_sync, secure, uneven  # noqa: F401 - a fixture
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flwr.app import Context, Message, RecordDict
 from sklearn.metrics import roc_auc_score
 
 import fedspan
+from fedspan.cli import audit
 from fedspan.core.errors import FedspanError
 from fedspan.core.spec import Spec
 from fedspan.remote import flower
@@ -116,6 +118,16 @@ def test_clients_count_by_the_examples_that_they_say_they_have(tmp_path):
     assert any(not np.allclose(x[name], z[name], rtol=0, atol=1e-4) for name in x)
 
 
+def test_weights_of_rows_and_balanced_classes_are_those_of_the_simulator(tmp_path):
+    training = {"class_weights": "balanced"}
+    both(tmp_path, data={"weight": "age", "ignore": ["id"]}, training=training)
+    x, y = (fedspan.load(tmp_path / one).weights[0] for one in ("here", "there"))
+    for name in x:
+        assert np.allclose(x[name], y[name], rtol=0, atol=1e-5)
+    plain = fedspan.run(spec_of(tmp_path, data={"ignore": ["id", "age"]}), progress=False)
+    assert any(not np.allclose(x[name], plain.weights[0][name], atol=1e-4) for name in x)
+
+
 def test_a_model_trained_on_flower_predicts_and_each_sites_auroc_is_scikit_learns(tmp_path):
     _, there, _ = both(tmp_path)
     found = fedspan.load(tmp_path / "there")
@@ -180,7 +192,7 @@ def test_a_node_without_its_file_is_named(own, said, tmp_path):
     grid = Sites(spec, tmp_path, tmp_path / "states", **own)
     with pytest.raises(FedspanError) as caught:
         serve(spec, grid, tmp_path / "out")
-    assert "client 0 has not answered 'describe'" in str(caught.value)
+    assert "client 'h0' has not answered 'describe'" in str(caught.value)
     assert said in str(caught.value)
     assert not (tmp_path / "out" / "history.jsonl").exists()
 
@@ -220,3 +232,72 @@ def test_hostile_answers_are_refused(tmp_path):
 
         with pytest.raises(FedspanError, match="does not have its form"):
             serve(spec, Lying(spec, tmp_path, tmp_path / "s"), tmp_path / "out")
+
+
+def test_a_model_is_chosen_by_the_sites_own_metrics(tmp_path):
+    """Clients are evaluated every two rounds, the server's columns every round: every second row has no such metric."""
+    chosen: dict[str, Any] = {
+        "rounds": 8,
+        "eval_every": 1,
+        "method": {"name": "ssf", "lr": 0.5, "local_steps": 8},
+        "callbacks": [{"name": "keep_best", "metric": "clients_auroc"}],
+    }
+    for found in both(tmp_path, **chosen)[:2]:
+        rows = {row["round"]: row for row in found.history}
+        assert [t for t in rows if "clients_auroc" in rows[t]] == [0, 2, 4, 6, 8]
+        best = max(rows[t]["clients_auroc"] for t in (0, 2, 4, 6, 8))
+        t = found.model_rounds[0]
+        assert rows[t]["clients_auroc"] == best
+        assert {row["round"] for row in found.per_client.last} == {t}
+
+
+@pytest.mark.parametrize("metric", ["clients_auroc", "worst_auroc", "clients_loss"])
+def test_a_run_stops_by_the_sites_own_metrics(metric, tmp_path):
+    """Patience counts evaluations of clients, and none of the rows between them."""
+    stopping = {"name": "early_stopping", "metric": metric, "patience": 2, "min_delta": 100.0}
+    others = {"rounds": 9, "eval_every": 1, "callbacks": [stopping]}
+    for found in both(tmp_path, **others)[:2]:
+        assert [row["round"] for row in found.history] == [0, 1, 2, 3, 4]
+        assert found.status == f"stopped at round 4: no better {metric} in 2 evaluations"
+
+
+def test_the_log_of_flower_has_every_site_and_all_of_them(tmp_path, caplog):
+    caplog.set_level("INFO", "flwr")
+    _, there, _ = both(tmp_path)
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    for row in there.per_client.last:
+        about = f"auroc {row['auroc']:.4g}  accuracy {row['accuracy']:.4g}"
+        assert f"  {row['client']}: " in said
+        assert f"{about}  ({row['examples']} test examples)" in said
+    last, worst = there.history[-1], there.per_client.worst("auroc")
+    spread = there.per_client.spread("auroc")["std"]
+    assert (
+        f"auroc {last['clients_auroc']:.4g} (worst {last['worst_auroc']:.4g} at {worst['client']}, "
+        f"standard deviation {spread:.2g})"
+    ) in said
+
+
+class Silent(Sites):
+    """Node h1 does not answer in round 1."""
+
+    def answer(self, message: Message) -> Message | None:
+        header = message.content.get("header")
+        silent = header is not None and (header["t"], header["client"]) == (1, 1)
+        return None if silent else super().answer(message)
+
+
+def test_events_log_and_audit_call_a_site_by_its_name(tmp_path, caplog, capsys):
+    spec = spec_of(tmp_path)
+    caplog.set_level("INFO", "flwr")
+    found = serve(spec, Silent(spec, tmp_path, tmp_path / "s"), tmp_path / "out")
+    (event,) = events_of(found)
+    assert event == "round 1: client 'h1': no reply in time"
+    assert f"fedspan {event}" in [record.getMessage() for record in caplog.records]
+    assert audit.command(tmp_path / "out") == 0
+    assert re.search(r"^ *h1 +3 ", capsys.readouterr().out, re.M)
+    assert audit.command(tmp_path / "out", client="h1") == 0
+    told = capsys.readouterr().out
+    assert "client 'h1' not counted in rounds 1" in told
+    assert "round 1: client 'h1': no reply in time" in told
+    with pytest.raises(FedspanError, match=r"`--client` '1' is not one of the clients: h0, h1, h2"):
+        audit.command(tmp_path / "out", client="1")

@@ -12,14 +12,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import fedspan
-from conftest import RUN, Interrupt, build
+from fedspan.cli.app import app
 from fedspan.core.errors import CheckpointError
 from fedspan.core.privacy import Privacy
+from fedspan.core.spec import Spec
 from fedspan.engine.history import main_metric
 from fedspan.replies import accountant
 from fedspan.replies.noise import Mechanism
+from support.loops import RUN, Interrupt
+from support.methods import build
 
 pytest.importorskip(
     "dp_accounting", reason="dp-accounting is not installed; pip install 'fedspan[privacy]'"
@@ -198,19 +202,12 @@ def test_several_seeds_have_secrets_of_their_own(tmp_path: Path) -> None:
     assert result.runs[0][-1]["up_bytes"] > 0
 
 
-def test_plan_tells_the_noise_of_an_epsilon(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from fedspan.cli import _plan_table
-    from fedspan.cli._tables import console
-    from fedspan.costs.plan import plan
-
-    found = plan(
-        PRIVATE | {"rounds": 20, "method": {"name": "ssf", "lr": 0.1, "rank": 4}},
-        ["ssf", "ef", "fedavg"],
-    )
-    _plan_table.privacy(found, Privacy(epsilon=4, delta=1e-3, clip=1.0), console)
-    said = capsys.readouterr().out
+def test_plan_tells_the_noise_of_an_epsilon(tmp_path: Path) -> None:
+    spec = PRIVATE | {"rounds": 20, "method": {"name": "ssf", "lr": 0.1, "rank": 4}}
+    (tmp_path / "spec.toml").write_text(Spec.from_table(spec).toml())
+    words = ["plan", str(tmp_path / "spec.toml"), "--methods", "ssf,ef,fedavg"]
+    done = CliRunner().invoke(app, [*words, "--epsilon", "4", "--delta", "1e-3"])
+    _, _, said = done.stdout.partition("ε = 4")
     noise = accountant.noise_for(4, 3 / 7, 20, 1e-3)
     assert f"noise multiplier {noise:.4g}" in said
     assert f"noise of {noise / 3:.3g} times the clip" in said

@@ -18,17 +18,18 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import Scripted, advance, build, model
+from fedspan.core.bundle import payload
 from fedspan.core.layout import Block, Layout
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Round
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.replies import clip as clipping
 from fedspan.replies.chain import Chain
 from fedspan.replies.noise import Mechanism
+from support.loops import Scripted, advance, model
+from support.methods import build
 
 DELTA, CANARY, KEY = 1e-3, 6, bytes(32)
 METHODS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import build
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
@@ -23,6 +22,7 @@ from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.projectors import Coordinate
 from fedspan.replies import accountant
+from support.methods import build
 
 
 def problem(noise: float, clip: float, examples: int = 12, batch: int = 12) -> TorchProblem:

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import WireTransport, advance, build, close, model, small
-from fedspan.checks.channel import LocalChannel, agree
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, payload
 from fedspan.core.config import Engine
 from fedspan.core.errors import CheckpointError
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Terms
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
@@ -26,6 +23,9 @@ from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain, norms_of
 from fedspan.replies.clip import MARGIN, clipped
 from fedspan.replies.noise import Mechanism
+from support.channel import LocalChannel, agree
+from support.loops import WireTransport, advance, close, model, small
+from support.methods import build
 
 KEY = bytes(range(32))
 SSF: dict[str, Any] = {"projector": {"name": "coordinate", "rank": 4}, "correction": "always"}

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 import fedspan
-from conftest import METHODS, RUN, TOPK, build
 from fedspan.core import refusals, registry
 from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec
+from support.loops import RUN
+from support.methods import METHODS, TOPK, build
 
 PRIVATE: dict[str, Any] = RUN | {"participation": {"weights": "uniform"}, "rounds": 2}
 SETTINGS = Privacy(clip=1.0, noise=1.0, leak=0.1)
@@ -110,11 +111,11 @@ def test_running_statistics_are_refused() -> None:
         )  # fmt: skip
 
 
-def planned(method: Any) -> refusals.Run:
+def planned(method: Any) -> Spec:
     """A run of a method with privacy, whose tests are not left out."""
     spec = Spec.from_table(PRIVATE | {"privacy": {"clip": 1.0, "noise": 1.0}})
     object.__setattr__(spec, "method", method)
-    return refusals.Run(spec)
+    return spec
 
 
 def refusal(name: str, settings: dict[str, Any]) -> str | None:

@@ -35,6 +35,9 @@ def test_a_server_that_asks_both_questions_is_refused() -> None:
         assert answer["shares"].shape == (5, 33)
         with pytest.raises(ProtocolError, match="'unmask' of the session has been answered"):
             secure_client.unmask(after, second)
+        again = {"secure.session": asked["secure.session"]}
+        with pytest.raises(ProtocolError, match="'shares' of the session has been answered"):
+            secure_client.share(after, again, Member(0, Privacy(secure=True)))
         assert not after.private.numel()  # all secrets are gone
         assert not after.shares.numel()
 

@@ -17,7 +17,6 @@ pytest.importorskip(
 )
 
 import fedspan
-from conftest import RUN, advance, build, close, model, small
 from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
 from fedspan.core.privacy import Privacy
@@ -26,6 +25,8 @@ from fedspan.engine.simulator import Simulator
 from fedspan.replies.chain import Chain
 from fedspan.replies.fixed_point import FixedPoint
 from fedspan.replies.noise import Mechanism
+from support.loops import RUN, advance, close, model, small
+from support.methods import build
 
 SSF = {"name": "ssf", "space": {"name": "coordinate", "rank": 4}, "drift": "controls"}
 SECURE = {"secure": True, "secure_bits": 64}

@@ -25,7 +25,7 @@ from fedspan.core.privacy import Privacy
 from fedspan.replies.secure import client as secure_client
 from fedspan.replies.secure.client import Member
 from fedspan.replies.secure.identity import Identity
-from support.secure import at, real, session
+from support.secure import at, identities, real, session
 
 SIGNED = Privacy(secure=True, secure_signed=True)
 
@@ -42,7 +42,7 @@ def test_a_server_cannot_pose_as_a_client(who: str) -> None:
     """It replaces the keys of client 1 by its own, signed with whatever key it has; every client refuses."""
     sessions, messages, local = at("shares", SIGNED)
     forger = {
-        "a stranger": Identity.group([1])[1],
+        "a stranger": identities([1])[1],
         "another client": local.identities[3],
         "nobody": None,
     }[who]
@@ -86,7 +86,7 @@ def test_a_client_without_an_identity_or_outside_the_roster(tmp_path: Path) -> N
     with pytest.raises(ProtocolError, match="needs identity-key and roster"):
         secure_client.advertise(message, Member(0, SIGNED))
     with pytest.raises(ProtocolError, match="client 7 is not in this client's roster"):
-        Identity.group([1])[1].check(b"", b"", b"", 7)
+        identities([1])[1].check(b"", b"", b"", 7)
 
 
 def test_an_identity_is_read_from_openssh_files(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ pytest.importorskip(
 )
 
 import fedspan
-from conftest import RUN, advance, build, close, model, small, start
 from fedspan.api.fit import spec_of
 from fedspan.core.config import Engine
 from fedspan.core.errors import SpecError
@@ -26,6 +25,8 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods.fedavg import FedAvg
 from fedspan.replies.chain import Chain
+from support.loops import RUN, advance, close, model, small, start
+from support.methods import build
 
 COORDINATES = {"projector": {"name": "coordinate", "rank": 4}}
 FINE = Privacy(secure=True, secure_bits=64)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import SMALL
 from fedspan.api.run import run
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.study.budget import Budget, sized
+from support.loops import SMALL
 from support.runs import series_of
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import tomli_w
 from rich.console import Console
-from test_side_by_side import spec_file
 
 import fedspan
 from fedspan.core import registry
@@ -22,6 +21,7 @@ from fedspan.engine import history
 from fedspan.study import conduct
 from fedspan.study.jobs import FINGERPRINT, _of_tasks, changed, fingerprint
 from fedspan.study.request import requested
+from support.comparisons import spec_file
 
 METHOD = """
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ def test_what_comes_with_fedspan_has_no_fingerprint(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("clean")
 def test_a_methods_own_memory_is_compared(tmp_path: Path) -> None:
     """A plugin that holds d numbers in every local step is not shown with the memory of FedAvg."""
-    from test_compare import CLIENTS, MODEL, SETTINGS
+    from support.digits import CLIENTS, MODEL, SETTINGS
 
     path = tmp_path / "scaled_method.py"
     path.write_text(METHOD.format(scale=1.0) + HOLDS)

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from conftest import RUN
 from fedspan.core.errors import DataError
 from fedspan.engine import history
-from fedspan.study import conduct, results, tables, tuning
-from fedspan.study.curves import Series
+from fedspan.engine.tuner import halve, stage_end
+from fedspan.study import conduct, results, tables
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
+from support.loops import RUN
 
 ROOT = Path(__file__).parents[2]
 GRID = {"method.lr": [1e-5, 0.007, 0.01, 1e6]}
@@ -85,12 +85,6 @@ def test_a_study_that_is_run_again_makes_no_run_again(early: Runs) -> None:
     assert [cell.point for cell in again.cells] == [cell.point for cell in early.cells]
 
 
-def curve(values: list[float]) -> Series:
-    rows = np.arange(len(values), dtype=float)
-    metrics = {"": np.array([values])}
-    return Series("", "", {}, (0,), {"round": rows}, metrics, [None], [False])
-
-
 @pytest.mark.parametrize(
     ("values", "dropped"),
     [
@@ -102,19 +96,21 @@ def curve(values: list[float]) -> Series:
     ],
 )
 def test_who_is_hopeless(values: list[float], dropped: bool) -> None:
-    (part,) = study().parts
-    curves = {0: curve([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4]), 1: curve(values)}
-    assert (1 in tuning.hopeless(part, curves, 0.25, 0.5)) is dropped
+    curves = [np.array([one]) for one in ([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4], values)]
+    rounds = halve([24, 24], [1, 1], lambda n, _: curves[n], stages={0.25: 0.5})
+    assert rounds == [24, 6 if dropped else 24]
 
 
 def test_all_points_run_to_the_end_where_the_length_decides_the_numbers() -> None:
-    (part,) = study().parts
-    specs = [part.tuning_spec(SSF, point, part.rows[0]) for point in SSF.points()]
-    assert tuning.stages(part, SSF, specs)
-    method = dataclasses.replace(specs[0].method, schedule="cosine")  # type: ignore[type-var]
-    assert not tuning.stages(part, SSF, [dataclasses.replace(specs[0], method=method), *specs[1:]])
-    assert not tuning.stages(part, SSF, [dataclasses.replace(one, rounds=12) for one in specs])
-    assert not tuning.stages(part, SSF, specs[:2])
+    def stages(grid: Any = GRID, **changes: Any) -> dict[float, float]:
+        of = study(variants=[dataclasses.replace(SSF, grid=grid)], **changes)
+        return Runs(of, Path("nowhere")).cells[0].stages
+
+    base = RUN | {"rounds": 64, "eval_every": 2}
+    assert stages()
+    assert not stages(set={"method.schedule": "cosine"})
+    assert not stages(base=base | {"rounds": 12})
+    assert not stages({"method.lr": [0.01, 0.1]})
 
 
 def test_a_point_at_which_one_seed_diverges_does_not_end_the_study(tmp_path: Path) -> None:
@@ -170,6 +166,11 @@ def test_a_rule_that_stops_the_slow_starters_changes_a_winner(
     """The check above can fail: the best learning rate of some grid is not the fastest at the start."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     replayed = importlib.import_module("halving")
-    monkeypatch.setattr(replayed, "STAGES", {0.25: 1.0, 0.5: 1.0})
-    monkeypatch.setattr(tuning, "_at_the_end", lambda made, share: -1.0)
-    assert any(early != whole for whole, early, _ in map(replayed.winners, GRIDS))
+
+    def fastest(grid: Any) -> int:
+        end = stage_end(grid["rounds"], grid["eval_every"], 0.25) // grid["eval_every"]
+        sign = 1 if grid["goal"] == "max" else -1
+        far = [sign * (np.array(one[0][: end + 1])[-1] - one[0][0]) for one in grid["curves"]]
+        return int(np.argmax(far))
+
+    assert any(fastest(grid) != replayed.winners(grid)[0] for grid in GRIDS)

@@ -13,11 +13,11 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from conftest import SMALL
 from fedspan.study import conduct, report, results, tables
 from fedspan.study.page import by_memory
 from fedspan.study.request import requested
 from support.browsing import SHORT, browse, drawn
+from support.loops import SMALL
 
 BASE: dict[str, Any] = {
     "rounds": 2,

@@ -11,7 +11,6 @@ import tomli_w
 from typer.testing import CliRunner
 
 import fedspan
-from conftest import RUN
 from fedspan.cli.app import app
 from fedspan.compressors import QSGD
 from fedspan.core.errors import SpecError
@@ -19,6 +18,7 @@ from fedspan.methods import EF, SSF, FedAvg
 from fedspan.study.budget import Link
 from fedspan.study.proposal import Tuned
 from fedspan.uplinks import Code, Feedback
+from support.loops import RUN
 
 SPEC: dict[str, Any] = RUN | {
     "rounds": 60,

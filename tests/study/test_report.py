@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import fedspan
-from conftest import SMALL, Interrupt
 from fedspan.api.run import run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.core.json_log import JsonLog
@@ -29,6 +28,7 @@ from fedspan.study.report import titled
 from fedspan.study.results import Entry
 from fedspan.study.verdict import problem
 from fedspan.tasks.regression import Regression
+from support.loops import SMALL, Interrupt
 from support.runs import TABLE, line, rows_of, series_of
 
 

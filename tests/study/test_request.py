@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import tomli_w
-from test_side_by_side import BASE, spec_file
 
-from conftest import SMALL
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.study.model import Part, table_of
 from fedspan.study.request import entries, requested, split
+from support.comparisons import BASE, spec_file
+from support.loops import SMALL
 
 
 def asked(*specs: Any, **options: Any) -> Part:
@@ -39,7 +39,7 @@ def test_methods_take_steps_and_subspace_of_the_base(tmp_path: Path) -> None:
         [spec_file(tmp_path)],
         methods=["fedavg, ssf, ssf:rank=0.25,drift.rule=paper as Small, fedsub:space.rank=5"],
     )
-    assert [v.name for v in plan.variants] == ["fedavg", "ssf", "ssf-2", "fedsub"]
+    assert [v.name for v in plan.variants] == [v.label for v in plan.variants]
     assert [v.label for v in plan.variants] == ["fedavg", "ssf", "Small", "fedsub, rank 5"]
     fedavg, ssf, small, fedsub = (plan.spec(v, {}).table()["method"] for v in plan.variants)
     assert (fedavg["lr"], fedavg["local_steps"]) == (0.02, 2)

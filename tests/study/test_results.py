@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 from test_faults import damage
 
-from conftest import SMALL
 from fedspan.core import registry
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.core.spec import Spec
@@ -25,6 +24,7 @@ from fedspan.study.model import study_of
 from fedspan.study.request import requested
 from fedspan.study.tuning import Runs
 from support.comparisons import BASE, spec_file
+from support.loops import SMALL
 
 QUIET = Console(quiet=True)
 ROWS = {

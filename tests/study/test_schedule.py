@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conftest import RUN
 from fedspan.core.spec import Spec
 from fedspan.study import conduct, execute
 from fedspan.study.execute import Queue, work
 from fedspan.study.jobs import Job
 from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
+from support.loops import RUN
 
 SPEEDS = {"fedavg": 1.0, "ssf": 5.0}  # seconds per unit of work
 

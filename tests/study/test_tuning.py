@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conftest import SMALL
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.engine import history
 from fedspan.study import conduct, tables
@@ -20,6 +19,7 @@ from fedspan.study.jobs import jobs_of, place_of, seconds
 from fedspan.study.model import Case, Part, Study, Variant, filled, laid_over
 from fedspan.study.results import collect
 from fedspan.study.tuning import Cell, Runs, edges
+from support.loops import SMALL
 
 QUIET = Console(quiet=True)
 IMAGES: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomli_w
 
-from conftest import SMALL
+from support.loops import SMALL
 
 GAUSSIAN = {"name": "gaussian", "rank": 3}
 BASE: dict[str, Any] = {

@@ -12,12 +12,12 @@ import torch
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from conftest import SMALL, settings
 from fedspan.core.spec import Spec
 from fedspan.engine.result import Result
 from fedspan.remote import flower
 from fedspan.remote.flower import server
 from fedspan.remote.flower.records import RunConfig
+from support.loops import SMALL, settings
 
 FLOAT32 = settings(5, torch.float32)
 SSF = {"name": "ssf", "space": {"name": "gaussian", "rank": 3}, "lr": 0.02, "local_steps": 3}

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedspan.checks.channel import LocalChannel, remote
 from fedspan.core.privacy import Privacy
 from fedspan.engine.loop import Loop, cohort_of
 from fedspan.remote.client import RemoteClient
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
+from support.channel import LocalChannel, remote
 
 SSF = {"projector": {"name": "coordinate", "rank": 4}}
 FINE = Privacy(secure=True, secure_bits=64)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conftest import SMALL
 from fedspan.study.curves import Series
+from support.loops import SMALL
 
 TABLE: dict[str, Any] = {
     "rounds": 12,

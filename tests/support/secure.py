@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedspan.core.privacy import Privacy
 from fedspan.core.wire import Arrays
@@ -37,7 +38,7 @@ class LocalClients:
     def ask(self, phase: str, messages: dict[int, Arrays], _: Arrays) -> dict[int, Arrays]:
         """The answers of the clients that are still there."""
         if self.privacy.secure_signed and not self.identities:
-            self.identities = Identity.group(messages)
+            self.identities = identities(messages)
         gone = set(self.gone(phase))
         there = [client for client in messages if client not in gone]
         numbers = self.train(there) if phase == "train" else {}
@@ -64,6 +65,13 @@ class LocalClients:
             new, answer = secure_client.unmask(self.sessions[client], message)
         self.sessions[client] = new
         return answer
+
+
+def identities(clients: Iterable[int]) -> dict[int, Identity]:
+    """New identities of clients that know each other."""
+    private = {client: Ed25519PrivateKey.generate() for client in clients}
+    roster = {client: key.public_key() for client, key in private.items()}
+    return {client: Identity(key, roster) for client, key in private.items()}
 
 
 def bytes_of(arrays: Arrays) -> int:

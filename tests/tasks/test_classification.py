@@ -10,7 +10,6 @@ import torch
 from typer.testing import CliRunner
 
 import fedspan
-from conftest import settings
 from fedspan.cli import app
 from fedspan.core.config import Projection
 from fedspan.core.errors import DataError, SpecError
@@ -22,6 +21,7 @@ from fedspan.methods import FedAvg
 from fedspan.nn.augment import AUGMENT
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.tasks.classification import Classification
+from support.loops import settings
 
 TABLE: dict[str, Any] = {
     "rounds": 6,

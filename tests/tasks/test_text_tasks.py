@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 import fedspan
-from conftest import Interrupt
 from fedspan.cli import app as cli
 from fedspan.core import tables
 from fedspan.core.config import Engine, Settings
 from fedspan.core.errors import DataError
 from fedspan.study.model import committed
+from support.loops import Interrupt
 from support.texts import CLASSIFY, SPEAK, text_data  # noqa: F401 (a fixture)
 
 pytest.importorskip(

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from conftest import settings, small
-from fedspan.nn.client_data import as_client_data
 from fedspan.nn.models import build, mlp
-from fedspan.nn.problem import TorchProblem
-from fedspan.nn.projection_rules import projection_rules
 from fedspan.tasks.regression import Regression
 from fedspan.theory.estimates import Effort, estimate, smoothness, variance
 from fedspan.theory.gradient_probe import all_clients
+from support.loops import settings, small
+from support.networks import network
 
 
 def exact_smoothness(problem: object) -> np.ndarray:
@@ -38,10 +35,10 @@ def test_smoothness_of_the_toy(het: float, dtype: torch.dtype) -> None:
     np.testing.assert_allclose(each[0], known, rtol=1e-5)
     assert estimate(problem).L.value == pytest.approx(known.max(), rel=1e-5)
     asked = all_clients(problem)
-    iterated = smoothness(asked.full_grads, problem.x0.expand(-1, 20, -1))
-    np.testing.assert_allclose(iterated.values[0], known, rtol=0.05)  # the generic way, to 5 %
-    whole = smoothness(lambda y: asked.full_grads(y).mean(1, keepdim=True), problem.x0)
-    assert whole.values[0, 0] == pytest.approx(mean[0], rel=0.05)
+    iterated, *_ = smoothness(asked.full_grads, problem.x0.expand(-1, 20, -1))
+    np.testing.assert_allclose(iterated[0], known, rtol=0.05)  # the generic way, to 5 %
+    whole, *_ = smoothness(lambda y: asked.full_grads(y).mean(1, keepdim=True), problem.x0)
+    assert whole[0, 0] == pytest.approx(mean[0], rel=0.05)
 
 
 def test_variance_of_the_toy() -> None:
@@ -66,32 +63,6 @@ def test_gap_and_control_of_the_toy() -> None:
     grads = all_clients(problem).full_grads(problem.x0)
     assert found.control.value == pytest.approx(float(grads.square().sum(-1).mean()))
     assert found.grad_sq.value == pytest.approx(float(grads.mean(1).square().sum()))
-
-
-def network(
-    model: torch.nn.Module, clients: int, examples: int, batch: int, shape: tuple[int, ...], apart: float = 0.0,
-    **others: Any,
-) -> TorchProblem:  # fmt: skip
-    """Ten classes of random inputs, whose means are `apart`."""
-    generator = torch.Generator().manual_seed(0)
-    data = [
-        (
-            torch.randn(examples, *shape, generator=generator),
-            torch.randint(0, 10, (examples,), generator=generator),
-        )
-        for _ in range(clients)
-    ]
-    means = apart * torch.randn(10, *shape, generator=generator)
-    data = [(inputs + means[targets], targets) for inputs, targets in data]
-    sources = [as_client_data(one, "client") for one in data]
-    loss = torch.nn.functional.cross_entropy
-    return TorchProblem(
-        model,
-        sources,
-        lambda m, b: loss(m(b[0]), b[1]),
-        projection_rules(model, min_numel=64),
-        settings(batch, torch.float32, **others),
-    )
 
 
 def test_smoothness_of_a_network_against_its_hessian() -> None:

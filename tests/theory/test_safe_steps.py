@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import model, settings, start
 from fedspan.drifts import Controls
 from fedspan.methods.ssf import SSF
 from fedspan.projectors.gaussian import Gaussian
@@ -19,6 +18,7 @@ from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import safe_steps, setting_of
 from fedspan.theory.estimates import estimate
 from fedspan.theory.gradient_probe import all_clients
+from support.loops import model, settings, start
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ Differences from the paper: line 1. The paper starts from the result of the roun
 coordinates in every round, in which that result means nothing, so each round finds its own center and no state is kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Aggregator, Round, Vector, register

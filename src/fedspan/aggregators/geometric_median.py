@@ -16,8 +16,6 @@ Differences from the paper: line 1, where the paper starts from the mean, which 
 tolerance, where the paper takes three steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ Krum takes the reply with the lowest score; multi-Krum the mean of the `keep` lo
 learns from one client only. Every client counts once, whatever its weight.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

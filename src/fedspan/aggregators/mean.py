@@ -1,7 +1,5 @@
 """The mean of the replies by the clients' weights; the default. One reply can move it anywhere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Aggregator, Round, Vector, register

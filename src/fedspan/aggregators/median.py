@@ -4,8 +4,6 @@ Fewer than half of the clients cannot move it beyond values of honest ones. Wher
 their mean. Every client counts once, whatever its weight.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Aggregator, Round, Vector, register

@@ -4,8 +4,6 @@ It takes away the advantage of large replies, such as scaled ones. A reply of th
 counts like any other. Clients keep their weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Aggregator, Round, Vector, register

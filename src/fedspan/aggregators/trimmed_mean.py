@@ -4,8 +4,6 @@ With `share` of at least the share of hostile clients in a round, every coordina
 honest clients. Every client counts once, whatever its weight: a weight would multiply what a hostile client can do.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -16,6 +16,7 @@ from fedspan.callbacks._event_log import event_log
 from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.progress import Progress
 from fedspan.core import refusals, tables, wire
+from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.errors import (
     CheckpointError,
@@ -31,10 +32,9 @@ from fedspan.core.files import removed_on_failure
 from fedspan.core.json_log import write_table
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
-from fedspan.core.reply import payload
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
-from fedspan.core.terminal import say
+from fedspan.core.terminal import report
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
 from fedspan.engine.per_client import PerClient, Recorder
@@ -98,7 +98,7 @@ def run(
     spec = as_spec(spec)
     out = None if run_dir is None else path_of("run_dir", run_dir)
     more = as_callbacks(callbacks)
-    refusals.check(refusals.Run(spec, more))
+    refusals.check(spec, more)
     _ = spec.torch_device  # refused where torch does not have it
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the run to continue")
@@ -114,7 +114,7 @@ def run(
         resume = False  # interrupted in the search, before there was a run to resume
     if progress and isinstance(spec.method.lr, str):
         how = {"search": "short trials", "auto": "an estimate of the problem's constants"}
-        say(f"lr = {spec.method.lr!r}: {how[spec.method.lr]} before the run")
+        report(f"lr = {spec.method.lr!r}: {how[spec.method.lr]} before the run")
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     new = (lambda: ()) if out is None else (lambda: (out / LR, out))
     with removed_on_failure(new, lambda: out is not None and _holds_run(out, of_runs)):
@@ -225,7 +225,7 @@ def _run(
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
     costs = None if out is None else _costs(method, problem)
-    refusals.check(refusals.Run(dataclasses.replace(spec, method=method), callbacks, problem))
+    refusals.check(dataclasses.replace(spec, method=method), callbacks, problem)
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
     with Simulator(method, problem, spec.engine, resume=resume) as clients:
         if (

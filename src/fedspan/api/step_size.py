@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedspan.core.config import Engine, Participation, Search
 from fedspan.core.errors import CheckpointError, SpecError, shown
 from fedspan.core.files import make_dir, remove
 from fedspan.core.json_log import REMEDY, check_form, read_table, write_table
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
+from fedspan.engine.loop import Loop
 from fedspan.engine.provenance import CHECKPOINT, LR, TRIALS, read_lr
 from fedspan.engine.run_dir import check_vacant
+from fedspan.engine.simulator import Simulator
+from fedspan.engine.tuner import Trial, find_lr
+from fedspan.replies.chain import Chain
 from fedspan.theory.diagnosis import corollary_lr
-from fedspan.theory.lr_search import RateTrial, search
 
+TRAINING_LOSS = "training loss"
+MIN_BUDGET = 40  # rounds that a search may always use
+TRIAL_RUNS = 8  # trials as long as the run that a search of a very short run may use
+WORSE = 2.0  # a trial whose measure is above this multiple of the start has diverged
+TURNED = 1.3  # so has one above this multiple of its lowest value and above half the start
+POINTS = 30  # evaluations per trial
 TRIAL = {
     "lr": float,
     "rounds": int,
@@ -49,90 +63,190 @@ def with_lr(
             )
         if run_dir is not None:
             check_vacant(run_dir)
-        found = _find_lr(spec, run_dir, made)
+        method, problem, clients_per_round = built(spec)
+        made.append(problem)
+        if spec.method.lr == "auto":
+            lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds, spec)
+            found = {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
+        else:
+            found = _kept_search(spec, method, problem, clients_per_round, run_dir)
         if run_dir is not None and path is not None:
             make_dir(run_dir)
             write_table(path, found)
             remove(run_dir / TRIALS)
-    values = found["values"]
-    method: Any = dataclasses.replace(spec.method, lr=values["lr"])  # type: ignore[type-var]
+    values, chosen = found["values"], spec.method
     if "server_lr" in values:
-        server = dataclasses.replace(method.server, lr=values["server_lr"])
-        method = dataclasses.replace(method, server=server)
-    return dataclasses.replace(spec, method=method), found, made
+        server = dataclasses.replace(chosen.server, lr=values["server_lr"])  # type: ignore[attr-defined]
+        chosen = dataclasses.replace(chosen, server=server)  # type: ignore[type-var]
+    chosen = dataclasses.replace(chosen, lr=values["lr"])  # type: ignore[type-var]
+    return dataclasses.replace(spec, method=chosen), found, made
 
 
-def _find_lr(spec: Spec, run_dir: Path | None, made: list[Problem]) -> dict[str, Any]:
-    """The step size by the spec's rule, on its first seed; finished trials are kept where there is a directory."""
-    rule = spec.method.lr
-    method, problem, clients_per_round = built(spec)
-    made.append(problem)
-    if rule == "auto":
-        lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds, spec)
-        return {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
-    with _kept_trials(spec, run_dir) as (done, keep):
+def _kept_search(
+    spec: Spec, method: Method, problem: Problem, clients_per_round: int, run_dir: Path | None
+) -> dict[str, Any]:
+    """The search of a spec on its first seed. An interrupted one continues: finished trials are kept in a directory."""
+    whose = {"identity": spec.identity(), "rounds": spec.rounds, "seed": spec.seed}
+    done: list[Trial] = []
+    path = None if run_dir is None else run_dir / TRIALS
+    if path is not None and path.exists():
+        table = read_table(path, {"trials": list[Any]})
+        if {key: table.get(key) for key in whose} == whose:
+            for one in table["trials"]:
+                check_form(one, path, TRIAL)
+                numbers = sum(type(value) in (int, float) for value in one["values"])
+                if not len(one["at"]) == len(one["values"]) == numbers:
+                    raise CheckpointError(
+                        f"{str(path)!r} is damaged: 'values' is {shown(one['values'])}; {REMEDY}"
+                    )
+                done.append(Trial(**{name: one[name] for name in TRIAL}))
+    fresh = run_dir is not None and not run_dir.exists()
+
+    def keep(trials: list[Trial]) -> None:
+        if path is not None:
+            make_dir(path.parent)
+            write_table(path, whose | {"trials": [dataclasses.asdict(one) for one in trials]})
+
+    try:
         found = search(
-            method,
-            problem,
-            clients_per_round,
-            spec.rounds,
-            spec.search,
-            done,
-            keep,
-            spec.participation,
-        )
-    trials = [dataclasses.asdict(trial) for trial in found.trials]
-    spent = {
+            method, problem, clients_per_round, spec.rounds, spec.search, spec.participation,
+            done=done, keep=keep,
+        )  # fmt: skip
+    except Exception:
+        if path is not None:
+            remove(path)
+            if fresh:
+                with suppress(OSError):
+                    path.parent.rmdir()
+        raise
+    return {
+        "rule": "search",
+        "values": {"lr": found.lr},
         "metric": found.metric,
         "rounds": found.rounds,
         "bytes": found.bytes,
         "cost": found.cost,
+        "trials": [dataclasses.asdict(trial) for trial in found.trials],
     }
-    return {"rule": "search", "values": {"lr": found.lr}, **spent, "trials": trials}
 
 
-@contextmanager
-def _kept_trials(
-    spec: Spec, run_dir: Path | None
-) -> Iterator[tuple[list[RateTrial], Callable[[RateTrial], None]]]:
-    """(finished trials of an interrupted search, what keeps further ones); they are removed where the search fails."""
-    if run_dir is None:
-        yield [], lambda _: None
-        return
-    path, whose = (
-        run_dir / TRIALS,
-        {"identity": spec.identity(), "rounds": spec.rounds, "seed": spec.seed},
-    )
-    table = read_table(path, {"trials": list[Any]}) if path.exists() else {}
-    trials = table["trials"] if {key: table.get(key) for key in whose} == whose else []
-    done = [_trial(check_form(trial, path, TRIAL), path) for trial in trials]
-    every, fresh = list(done), not run_dir.exists()
+@dataclass(frozen=True)
+class SearchResult:
+    """The learning rate that a search found, and the trials behind it."""
 
-    def keep(trial: RateTrial) -> None:
-        every.append(trial)
-        make_dir(run_dir)
-        write_table(path, whose | {"trials": [dataclasses.asdict(one) for one in every]})
+    lr: float
+    trials: list[Trial]
+    metric: str  # what the trials were measured by: "rel_err", "validation_loss" or "training loss"
 
-    try:
-        yield done, keep
-    except Exception:
-        remove(path)
-        if fresh:
-            with suppress(OSError):
-                run_dir.rmdir()
-        raise
+    @property
+    def rounds(self) -> int:
+        """Rounds of all trials together."""
+        return sum(trial.rounds for trial in self.trials)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the clients of all trials sent and received."""
+        return sum(trial.bytes for trial in self.trials)
+
+    @property
+    def cost(self) -> str:
+        """What the trials took: 5 trials, 75 rounds, 1.2 MB."""
+        return f"{len(self.trials)} trials, {self.rounds} rounds, {self.bytes / 1e6:.3g} MB"
 
 
-def _trial(table: dict[str, Any], path: Path) -> RateTrial:
-    if (
-        not len(table["at"])
-        == len(table["values"])
-        == sum(type(one) in (int, float) for one in table["values"])
-    ):
-        raise CheckpointError(
-            f"{str(path)!r} is damaged: 'values' is {shown(table['values'])}; {REMEDY}"
-        )
-    return RateTrial(**{name: table[name] for name in TRIAL})
+def budget_of(how: Search, rounds: int) -> int:
+    """Rounds for all trials: `share` of the run, but at least 40, or 8 times a run of fewer than 5 rounds."""
+    return max(int(how.share * rounds), min(MIN_BUDGET, TRIAL_RUNS * rounds))
+
+
+def search(
+    method: Any,
+    problem: Any,
+    clients_per_round: int,
+    rounds: int,
+    how: Search | None = None,
+    participation: Participation | None = None,
+    *,
+    done: Sequence[Trial] = (),
+    keep: Callable[[list[Trial]], None] = lambda _: None,
+) -> SearchResult:
+    """The local learning rate for a run of `rounds` rounds; `method.lr` is ignored.
+
+    Trials are the first rounds of such a run. They are measured by the error itself (`rel_err`) if the task knows it,
+    else by the loss on validation data, else by the training loss on a fixed sample of the clients' data, and never by
+    the test set. They draw nothing from the run's random streams.
+
+    Args:
+        method: The method, which is tried as it will run.
+        problem: Its problem.
+        clients_per_round: Clients that take part in a round.
+        rounds: Rounds of the run.
+        how: How to search.
+        participation: How the run weights its clients.
+        done: The trials that an interrupted search of the same run has finished.
+        keep: Called with all trials after each further one.
+    """
+    how, participation = how or Search(), participation or Participation()
+    method, finished, trials = method.without_tests(), list(done), list[Trial]()
+    start = problem.evaluate(problem.x0, problem.buffers0)
+    metric = next((one for one in ("rel_err", "validation_loss") if one in start), TRAINING_LOSS)
+    if metric == TRAINING_LOSS:
+        problem = _Untested(problem)
+        start = problem.evaluate(problem.x0, problem.buffers0)
+    begun = float(start[metric].mean())
+    first = begun if begun > 0 else 1.0
+
+    def measured(value: float) -> float:
+        """Trials compare multiples of the start; a log-likelihood of densities may begin below zero."""
+        return value if begun > 0 else math.exp(min(value - begun, 100.0))
+
+    def run(lr: float, length: int, must_fall: bool) -> Trial:
+        if finished and finished[0].lr == lr:  # a search takes the same steps again
+            trials.append(finished.pop(0))
+            return trials[-1]
+        finished.clear()
+        tried = dataclasses.replace(method, lr=lr)
+        at, values, bad, sent = list[int](), list[float](), False, 0
+        with Simulator(tried, problem, Engine()) as clients:
+            loop = Loop(
+                tried, problem, clients, problem.seeds, clients_per_round, rounds=rounds,
+                chain=Chain(tried, dataclasses.replace(participation, screen=None), runs=len(problem.seeds)),
+                known_start=participation.known_start, unbiased=participation.unbiased,
+            )  # fmt: skip
+            for row in loop.rows(length, max(1, length // POINTS)):
+                values.append(measured(float(row.metrics[metric].mean())))
+                at.append(row.round)
+                sent = int(row.up_bytes.sum() + row.down_bytes.sum())
+                turned = must_fall and values[-1] > max(first / 2, TURNED * min(values))
+                if bool(row.diverged.any()) or turned or not values[-1] < WORSE * first:
+                    bad = True
+                    break
+        never_fell = must_fall and float(np.mean(values[-max(1, len(values) // 5) :])) >= first
+        trials.append(Trial(lr, at[-1], at, values, bad or never_fell, sent))
+        keep(trials)
+        return trials[-1]
+
+    budget, known = budget_of(how, rounds), metric == "rel_err"
+    lr = find_lr(run, rounds, budget, how.start, metric, known=known)
+    return SearchResult(lr, trials, metric)
+
+
+class _Untested:
+    """A problem whose only metric is its training loss: there is no test set to see."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.problem, name)
+
+    def evaluate(self, x: Any, buffers: Any = None) -> dict[str, Any]:
+        loss = self.problem.training_loss(x, buffers)
+        if loss is None:
+            raise SpecError(
+                "a search needs an error or a loss to measure; give `method.lr` a number"
+            )
+        return {TRAINING_LOSS: loss}
 
 
 def built(spec: Spec) -> tuple[Any, Any, int]:

@@ -47,7 +47,9 @@ class EarlyStopping(Callback):
                 continue
             best, waited = -float("inf"), 0  # on the history, so that a resumed run counts on
             for line in lines:
-                value, waited = line.get(metric), waited + 1
+                if metric not in line:  # clients may be evaluated in some rounds only
+                    continue
+                value, waited = line[metric], waited + 1
                 if value is not None and sign * value > best + self.min_delta:
                     best, waited = sign * value, 0
             waits.append(waited)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.checks import laws, network_laws, part_laws
-from fedspan.checks.law import Tried, tried, words_of
+from fedspan.checks.bench import Tried, tried, words_of
 from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
@@ -21,10 +21,9 @@ RECIPES = ("fedavg", "scaffold", "subavg", "ssf")  # methods that a choice on an
 def check_method(method: Method) -> list[Tried]:
     """Try every law on a method; those of networks are left out if its clients' state cannot be restored."""
     found = tried(laws.LAWS, method)
-    restorable = words_of(laws.restorable_state)
-    if any(one.holds is False and one.law == restorable for one in found):
+    if (words_of(laws.restorable_state), False) in [(law, holds) for law, holds, _ in found]:
         why = "not tried: it needs update_client_state"
-        return [*found, *(Tried(words_of(law), None, why) for law in network_laws.LAWS)]
+        return [*found, *((words_of(law), None, why) for law in network_laws.LAWS)]
     return [*found, *tried(network_laws.LAWS, method)]
 
 

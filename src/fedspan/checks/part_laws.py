@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 
 from fedspan.checks import aggregator_laws
-from fedspan.checks.law import hold, near
+from fedspan.checks.bench import Law, hold, near
 from fedspan.core.compressor import Compressor
 from fedspan.core.layout import Block, Layout
-from fedspan.core.linear_map import LinearMap
-from fedspan.core.projector import Projector
+from fedspan.core.projector import LinearMap, Projector
+from fedspan.core.seeds import Keys
 
-KEYS = np.arange(200, dtype=np.uint64)
 DRAWS = 2000
+KEYS = np.arange(DRAWS, dtype=np.uint64)
 
 
 def _drawn(projector: Projector, inputs: int = 12, runs: int = 1) -> LinearMap:
@@ -43,27 +40,19 @@ def adjoint(projector: Projector) -> None:
     near(((P @ v) * z).sum(-1), (v * (P.T @ z)).sum(-1), 1e-10, "⟨P v, z⟩ is not ⟨v, Pᵀz⟩")
     factor, block = P.factors[0], v[..., :24].reshape(1, 4, 12)
     if factor is not None:
-        near(
-            factor.down(block),
-            block @ factor.columns(),
-            1e-10,
-            "`columns` is another matrix than `down` applies",
-        )
+        words = "`columns` is another matrix than `down` applies"
+        near(factor.down(block), block @ factor.columns(), 1e-10, words)
 
 
 def spread(projector: Projector) -> None:
     """E[PᵀP] = (r/d) I: every direction is as likely as any other."""
-    P = projector.sample(
-        Layout((Block("w", (1, 8), 1),), torch.float64), np.arange(DRAWS, dtype=np.uint64)
-    )
-    eye = torch.eye(8, dtype=torch.float64).expand(DRAWS, -1, -1).contiguous()
-    mean = (P.T @ (P @ eye)).mean(0)
+    P = projector.sample(Layout((Block("w", (1, 8), 1),), torch.float64), KEYS)
+    eye = torch.eye(8, dtype=torch.float64)
+    mean = (P.T @ (P @ eye.expand(DRAWS, -1, -1).contiguous())).mean(0)
     share = P.rank / 8
-    wrong = float((mean - share * torch.eye(8)).abs().max())
-    hold(
-        wrong < 6 * DRAWS**-0.5,
-        f"the mean of PᵀP over {DRAWS} draws is off by {wrong:.2g} from {share:.2g} I",
-    )
+    wrong = float((mean - share * eye).abs().max())
+    words = f"the mean of PᵀP over {DRAWS} draws is off by {wrong:.2g} from {share:.2g} I"
+    hold(wrong < 6 * DRAWS**-0.5, words)
 
 
 def from_the_key(projector: Projector) -> None:
@@ -71,85 +60,68 @@ def from_the_key(projector: Projector) -> None:
     alone, again, several = _drawn(projector), _drawn(projector), _drawn(projector, runs=3)
     v = _random(1, 1, alone.layout.size)
     for other in (again, several.cut(slice(0, 1))):
-        hold(
-            torch.equal(alone @ v, other @ v),
-            "one key draws two different P; draw by fedspan.core.seeds",
-        )
-    probes = several.probe.flatten().tolist()
-    if any(factor is not None for factor in several.factors) and alone.rank < alone.layout.size:
-        hold(len(set(probes)) == 3, "the probe is the same for different P")
+        words = "one key draws two different P; draw by fedspan.core.seeds"
+        hold(torch.equal(alone @ v, other @ v), words)
+    if several.probe is not None and alone.rank < alone.layout.size:
+        probes = set(several.probe.flatten().tolist())
+        hold(len(probes) == 3, "the probe is the same for different P")
+
+
+def _back(compressor: Compressor, v: torch.Tensor, keys: Keys) -> torch.Tensor:
+    """Compress vectors and decompress them."""
+    return compressor.decompress(compressor.compress(v, keys), v.shape[-1], keys, v.dtype)
 
 
 def round_trip(compressor: Compressor) -> None:
     """What is compressed can be decompressed: same shape, zeros stay zero, and the length depends on n only."""
-    keys, sizes = KEYS[:6].reshape(2, 3), set()
-    for v in (
-        _random(2, 3, 40),
-        torch.zeros(2, 3, 40, dtype=torch.float64),
-        1e3 * _random(2, 3, 40),
-    ):
-        encoded = compressor.compress(v, keys)
-        sizes.add(encoded.bytes)
-        back = compressor.decompress(encoded, 40, keys, v.dtype)
+    keys, some, sizes = KEYS[:6].reshape(2, 3), _random(2, 3, 40), set()
+    for v in (some, torch.zeros_like(some), 1e3 * some):
+        sizes.add(compressor.compress(v, keys).bytes)
+        back = _back(compressor, v, keys)
         hold(back.shape == v.shape, f"decompress returns {tuple(back.shape)} for {tuple(v.shape)}")
         hold(v.any() or not back.any(), "zeros do not come back as zeros")
-    hold(
-        len(sizes) == 1,
-        f"what is sent has different lengths for vectors of one size: {sorted(sizes)} bytes",
-    )
+    words = f"what is sent has different lengths for vectors of one size: {sorted(sizes)} bytes"
+    hold(len(sizes) == 1, words)
 
 
 def one_by_one(compressor: Compressor) -> None:
     """A batch equals its members one by one, and a key decides everything."""
     v, keys = _random(2, 3, 40), KEYS[:6].reshape(2, 3)
-    whole = compressor.decompress(compressor.compress(v, keys), 40, keys, v.dtype)
-    for run in range(2):
-        for client in range(3):
-            one, key = (
-                v[run : run + 1, client : client + 1],
-                keys[run : run + 1, client : client + 1],
-            )
-            back = compressor.decompress(compressor.compress(one, key), 40, key, v.dtype)
-            words = (
-                "a vector alone is compressed in another way than in a batch, or twice in two ways"
-            )
-            hold(torch.equal(back[0, 0], whole[run, client]), words)
+    whole = _back(compressor, v, keys)
+    words = "a vector alone is compressed in another way than in a batch, or twice in two ways"
+    for run, client in np.ndindex(2, 3):
+        one = slice(run, run + 1), slice(client, client + 1)
+        hold(torch.equal(_back(compressor, v[one], keys[one]), whole[one]), words)
 
 
 def as_promised(compressor: Compressor) -> None:
     """It is unbiased with `omega`, or contractive with `delta`, as it says."""
     n = 40
-    v, keys = (
-        _random(1, 1, n).expand(1, DRAWS, n).contiguous(),
-        np.arange(DRAWS, dtype=np.uint64)[None],
-    )
-    back = compressor.decompress(compressor.compress(v, keys), n, keys, v.dtype)
+    v, keys = _random(1, 1, n).expand(1, DRAWS, n).contiguous(), KEYS[None]
+    back = _back(compressor, v, keys)
     norm, errors = float(v[0, 0].square().sum()), (back - v).square().sum(-1).flatten()
-    slack = 1 + 6 * float(errors.std()) / max(float(errors.mean()), 1e-300) * DRAWS**-0.5
+    mean = float(errors.mean())
+    most = norm * (1 + 6 * float(errors.std()) / max(mean, 1e-300) * DRAWS**-0.5)
     omega, delta = compressor.omega(n), compressor.delta(n)
     if omega is not None:
         bias = float((back.mean(1) - v[:, 0]).square().sum())
-        hold(
-            bias <= 40 * float(errors.mean()) / DRAWS + 1e-20,
-            f"it says omega = {omega:.3g}, and its mean is biased",
-        )
-        words = f"it says omega = {omega:.3g}, and its error is {float(errors.mean()) / norm:.3g} of ‖v‖²"
-        hold(float(errors.mean()) <= slack * omega * norm + 1e-12, words)
+        words = f"it says omega = {omega:.3g}, and its mean is biased"
+        hold(bias <= 40 * mean / DRAWS + 1e-20, words)
+        words = f"it says omega = {omega:.3g}, and its error is {mean / norm:.3g} of ‖v‖²"
+        hold(mean <= omega * most + 1e-12, words)
     if delta is not None:
-        words = f"it says delta = {delta:.3g}, and its error is {float(errors.mean()) / norm:.3g} of ‖v‖²"
-        hold(float(errors.mean()) <= slack * (1 - delta) * norm + 1e-12, words)
+        words = f"it says delta = {delta:.3g}, and its error is {mean / norm:.3g} of ‖v‖²"
+        hold(mean <= (1 - delta) * most + 1e-12, words)
 
 
 def not_finite(compressor: Compressor) -> None:
-    """Numbers that are not finite do not come back as finite ones, so that divergence is noticed."""
+    """Values that are not finite do not come back as finite ones, so that divergence is noticed."""
     for bad in (float("nan"), float("inf")):
-        v, keys = _random(1, 1, 40), KEYS[:1].reshape(1, 1)
-        v[0, 0, :] = bad
-        back = compressor.decompress(compressor.compress(v, keys), 40, keys, v.dtype)
+        back = _back(compressor, torch.full((1, 1, 40), bad, dtype=torch.float64), KEYS[:1, None])
         hold(not torch.isfinite(back).all(), f"a vector of {bad} comes back finite")
 
 
-LAWS: dict[str, tuple[Callable[[Any], None], ...]] = {
+LAWS: dict[str, tuple[Law, ...]] = {
     "projector": (orthonormal, adjoint, spread, from_the_key),
     "compressor": (round_trip, one_by_one, as_promised, not_finite),
     "aggregator": aggregator_laws.LAWS,

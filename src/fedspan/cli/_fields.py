@@ -8,18 +8,18 @@ import functools
 import inspect
 import io
 import json
-import re
 import tokenize
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
+from fedspan.cli._options import entries
 from fedspan.core import registry, tables
 
 
 def settings(cls: Any) -> list[tuple[str, str, str, str]]:
-    """(name, type, default, description) of every field that a spec can set."""
+    """Return (name, type, default, description) of every field that a spec can set."""
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         return []
     words: dict[str, str] = {}
@@ -34,42 +34,27 @@ def settings(cls: Any) -> list[tuple[str, str, str, str]]:
 
 @functools.cache
 def described(cls: type) -> dict[str, str]:
-    """Field → description, from the class's own source and docstring."""
+    """Return field → description, from the class's own source and docstring."""
     try:
         source = inspect.cleandoc("\n" + inspect.getsource(cls))
     except (OSError, TypeError):
         return {}
-    body = ast.parse(source).body[0]
-    assert isinstance(body, ast.ClassDef)
-    read = tokenize.generate_tokens(io.StringIO(source).readline)
+    found = entries(cls.__dict__.get("__doc__") or "")
     comments = {
         token.start[0]: token.string.lstrip("# ")
-        for token in read
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    found = {}
-    for node in body.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.AnnAssign):
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            words = [comments[line] for line in lines if line in comments]
-            if words:
-                found[node.target.id] = " ".join(words)
-    return _args(cls.__dict__.get("__doc__") or "") | found
-
-
-def _args(docstring: str) -> dict[str, str]:
-    """The entries of a docstring's `Args:`; one entry may be of several names."""
-    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(docstring), re.M)
-    found: dict[str, str] = {}
-    for names, text in re.findall(
-        r"^    (\w[\w, ]*): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.M
-    ):
-        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+            if words := [comments[line] for line in lines if line in comments]:
+                found[ast.unparse(node.target)] = " ".join(words)
     return found
 
 
 def _type(hint: Any) -> str:
-    """A type as a spec's author knows it."""
+    """Return a type as a spec's author knows it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " | ".join(dict.fromkeys(_type(one) for one in arguments if one is not type(None)))
@@ -92,7 +77,7 @@ def _default(one: dataclasses.Field[object]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A plain value as a spec has it, in one line."""
+    """Return a plain value as a spec has it, in one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):

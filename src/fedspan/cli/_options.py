@@ -1,12 +1,16 @@
-"""Options that several commands share, and the spec they lead to."""
+"""Options that several commands share, what makes options of a function's parameters, and the spec they lead to."""
 
 from __future__ import annotations
 
+import copy
+import inspect
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+import typing
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +25,8 @@ def _key_and_value(changes: list[str] | None) -> list[str]:
     return changes or []
 
 
+Count = Annotated[int, typer.Option(min=1)]
+CountOrNone = Annotated[int | None, typer.Option(min=1)]
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec, a TOML file.")]
 Out = Annotated[Path, typer.Option("--out", help="Directory for the results.")]
 Changes = Annotated[
@@ -47,8 +53,38 @@ Plugin = Annotated[
 ]
 
 
+def described(command: Callable[..., Any]) -> str:
+    """Make options of a command's parameters, with the entries of its docstring's `Args:` as their help texts.
+
+    Returns:
+        The help text of the command: its docstring up to `Args:`.
+    """
+    text = inspect.getdoc(command) or ""
+    words, hints = entries(text), typing.get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        hint, info = hints[name], typer.Option("--" + name.replace("_", "-"))
+        if typing.get_origin(hint) is Annotated:
+            hint, info = hint.__origin__, copy.copy(hint.__metadata__[0])
+        elif parameter.default is parameter.empty:
+            info = typer.Argument()
+        info.help = info.help or words.get(name)
+        command.__annotations__[name] = Annotated[hint, info]
+    return text.partition("\n\nArgs:")[0]
+
+
+def entries(docstring: str) -> dict[str, str]:
+    """Return the entries of a docstring's `Args:`; one entry may be of several names."""
+    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)+)", inspect.cleandoc(docstring), re.M)
+    found: dict[str, str] = {}
+    for names, text in re.findall(
+        r"^    (\w[\w, ]*): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.M
+    ):
+        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return found
+
+
 def load_spec(path: Path, changes: Sequence[str] | None, threads: int | None = None) -> Spec:
-    """The spec of a file with changes, after torch is given its threads."""
+    """Return the spec of a file with changes, after torch is given its threads."""
     from fedspan.core.errors import at_most
     from fedspan.core.spec import Spec
 
@@ -61,14 +97,13 @@ def load_spec(path: Path, changes: Sequence[str] | None, threads: int | None = N
 
 
 def load_plugins(paths: Sequence[Path] | None) -> None:
-    """Imports the user's own files."""
-    if paths:
+    """Import the user's own files."""
+    for path in paths or ():
         from fedspan.core.plugins import load_plugin
 
-        for path in paths:
-            load_plugin(path)
+        load_plugin(path)
 
 
 def command_line() -> str:
-    """The command as the user wrote it."""
+    """Return the command as the user wrote it."""
     return shlex.join(["fedspan", *sys.argv[1:]])

@@ -19,17 +19,33 @@ def table(
     left: int | None = None,
     title: str | None = None,
 ) -> Table:
-    """A plain table; the first `left` columns (by default all) are aligned left, the others right."""
+    """Return a plain table; the first `left` columns (by default all) are aligned left, the others right."""
     return terminal.table(heads, rows, width=console.width, left=left, title=title)
 
 
-def say(text: str) -> None:
-    """Prints lines."""
-    terminal.say(text, console)
+def show(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: int | None = None,
+    title: str | None = None,
+    note: str = "",
+) -> None:
+    """Print a table, if it has rows, and what there is to say about it."""
+    if rows:
+        console.print(table(heads, rows, left=left, title=title))
+        if note:
+            say(f"{note}\n", style="dim")
+
+
+def say(text: str, *, style: str | None = None) -> None:
+    """Print lines."""
+    text, whole = terminal.plain(text), not console.is_terminal
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=whole)
 
 
 def size(value: float) -> str:
-    """Bytes with a unit, in three digits."""
+    """Return bytes with a unit, in three digits."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 1000:
             return f"{value:.3g} {unit}"

@@ -16,20 +16,18 @@ HOLDS = (
 )
 
 
-def command(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A Python file that registers something.")
-    ],
-    change: Changes = None,
-) -> int:
+def command(file: Annotated[Path, typer.Argument(metavar="FILE")], change: Changes = None) -> int:
     """Check a method of yours, or a part of one.
 
     A method is tried in the simulator and with a server and clients that exchange messages, with lost, repeated and
     unanswered ones. A drift, uplink, server or downlink is tried in fedavg, scaffold, subavg and ssf. --set gives
     settings, as in --set mu=0.5.
+
+    Args:
+        file: A Python file that registers something.
     """
     from fedspan.checks.check_file import check_file
-    from fedspan.cli._tables import console, say, table
+    from fedspan.cli._tables import say, show
     from fedspan.core.spec import toml_value
 
     parts = [one.partition("=") for one in change or ()]
@@ -37,11 +35,10 @@ def command(
     marks = {True: "pass", False: "FAIL", None: "-"}
     broken = 0
     for what, laws in check_file(file, settings).items():
-        failed = [one for one in laws if one.holds is False]
-        broken += len(failed)
-        console.print(table((what, "law"), [(marks[one.holds], one.law) for one in laws]))
-        for one in laws:
-            if one.why:
-                say(f"{marks[one.holds]}: {one.law}: {one.why}")
+        show((what, "law"), [(marks[holds], law) for law, holds, _ in laws])
+        for law, holds, why in laws:
+            broken += holds is False
+            if why:
+                say(f"{marks[holds]}: {law}: {why}")
     say(HOLDS if not broken else f"{broken} {'law does' if broken == 1 else 'laws do'} not hold")
     return BROKEN if broken else 0

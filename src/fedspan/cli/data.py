@@ -11,52 +11,38 @@ if TYPE_CHECKING:
 
 
 def command(
-    action: Annotated[
-        str | None, typer.Argument(metavar="[get]", help="get: bring data sets to this machine.")
-    ] = None,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="The data sets.")
-    ] = None,
+    action: Annotated[str | None, typer.Argument(metavar="[get]")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None,
 ) -> None:
     """List data sets and models by name, or get some of them.
 
     `fedspan data get mnist` downloads, checks and converts the official files. They are kept in FEDSPAN_DATA, by
     default `fedspan` in the cache directory of the platform.
+
+    Args:
+        action: get: bring data sets to this machine.
+        names: The data sets.
     """
+    from fedspan.cli._tables import say, size
     from fedspan.core.errors import one_of
-    from fedspan.data import sets
+    from fedspan.data import sets, store
 
     if action is None:
-        _list()
+        for name in sets.names():
+            found = sets.find(name)
+            state = "here" if found.here() else f"not here; {found.command}"
+            say(f"{name} ({size(found.size)}, {state})" if found.size else f"{name} ({state})")
+            say(f"    {found.about}\n    clients: {found.clients}")
+            say(f"    licence: {found.licence}\n    source: {found.source}")
+        say(f"\nThe data directory: {store.folder()} (set FEDSPAN_DATA to choose another)")
         return
     if action in sets.names():
         raise typer.BadParameter(f"write `fedspan data get {' '.join([action, *(names or ())])}`")
     one_of("action", action, ("get",))
     if not names:
         raise typer.BadParameter(f"name what to get: {', '.join(sets.names())}")
-    for name in names:
-        sets.find(name)
-    for name in dict.fromkeys(names):
-        _get(sets.find(sets.find(name).part_of or name))
-
-
-def _list() -> None:
-    from fedspan.cli._tables import say, size
-    from fedspan.data import sets, store
-
-    for name in sets.names():
-        found = sets.find(name)
-        state = "here" if found.here() else f"not here; {found.command}"
-        about = [
-            found.about,
-            f"clients: {found.clients}",
-            f"licence: {found.licence}",
-            f"source: {found.source}",
-        ]
-        say(f"{name} ({size(found.size)}, {state})" if found.size else f"{name} ({state})")
-        for text in about:
-            say(f"    {text}")
-    say(f"\nThe data directory: {store.folder()} (set FEDSPAN_DATA to choose another)")
+    for found in [sets.find(name) for name in dict.fromkeys(names)]:
+        _get(sets.find(found.part_of or found.name))
 
 
 def _get(found: DataSet) -> None:
@@ -70,13 +56,13 @@ def _get(found: DataSet) -> None:
     if found.places() or (found.package and found.here()):
         say(f"{found.name} is here")
         return
-    columns = [
+    progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
-    ]
-    progress = Progress(*columns, console=Console(stderr=True))
+        console=Console(stderr=True),
+    )
     bars = {}
 
     def seen(name: str, done: int, total: int) -> None:

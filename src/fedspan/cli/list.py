@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,94 +17,82 @@ TABLES = {
 
 
 def command(
-    name: Annotated[
-        str | None, typer.Argument(help="One of the names, to see its settings.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
     plugin: Plugin = None,
 ) -> None:
-    """List what a spec can name, or the settings of one NAME."""
+    """List what a spec can name, or the settings of one NAME.
+
+    Args:
+        name: One of the names, to see its settings.
+    """
     load_plugins(plugin)
-    if name is None:
-        _all(bool(plugin))
-    else:
-        _one(name, bool(plugin))
+    from rich.markup import escape
 
-
-def _kinds(plugins: bool) -> dict[str, dict[str, str]]:
-    """Kind → name → one-line description. Torch is imported for the choices of plugins alone."""
+    from fedspan.cli._tables import say, show
     from fedspan.cli.app import commands
     from fedspan.core.catalog import FOLDERS, class_summaries, summaries
 
-    found = {kind: summaries(kind) for kind in FOLDERS}
-    if plugins:
+    kinds = {kind: summaries(kind) for kind in FOLDERS}
+    if plugin:  # torch is imported for the choices of plugins alone
         from fedspan.core import registry
 
-        found = {
-            kind: {n: registry.summary(c) for n, c in registry.choices(kind).items()}
-            for kind in FOLDERS
-        }
-    tables = [
-        item for file, names in TABLES.items() for item in class_summaries(file, names).items()
-    ]
-    found["table"] = {name.lower(): text for name, text in tables}
-    return found | {
-        "command": {n: str(m.command.__doc__).splitlines()[0] for n, m in commands().items()}
+        for kind in FOLDERS:
+            choices = registry.choices(kind)
+            kinds[kind] = {name: registry.summary(cls) for name, cls in choices.items()}
+    kinds["table"] = {
+        table.lower(): text
+        for file, names in TABLES.items()
+        for table, text in class_summaries(file, names).items()
     }
-
-
-def _entry(kind: str, name: str) -> Any:
-    """The class of a name, or the module of a command."""
-    from fedspan.cli.app import commands
-    from fedspan.core import config, registry, spec
-
-    if kind == "command":
-        return commands()[name]
-    if kind == "table":
-        return spec.Spec if name == "spec" else getattr(config, name.capitalize())
-    return registry.choices(kind)[name]
-
-
-def _all(plugins: bool) -> None:
-    from rich.markup import escape
-
-    from fedspan.cli._tables import console, say, table
-
-    for kind, entries in _kinds(plugins).items():
-        rows = [(f"[bold]{name}", escape(text)) for name, text in entries.items()]
-        console.print(table(("name", "description"), rows, title=f"{kind}s"), "")
+    kinds["command"] = {
+        one: str(module.command.__doc__).splitlines()[0] for one, module in commands().items()
+    }
+    if name is not None:
+        _show(name, kinds)
+        return
+    for kind, entries in kinds.items():
+        rows = [(f"[bold]{entry}", escape(text)) for entry, text in entries.items()]
+        show(("name", "description"), rows, title=f"{kind}s")
+        say("")
     say("The settings of one: fedspan list NAME")
 
 
-def _one(name: str, plugins: bool) -> None:
+def _show(name: str, kinds: dict[str, dict[str, str]]) -> None:
+    """Print what has a name, of whatever kind, and its settings."""
     from rich.markup import escape
 
-    from fedspan.cli._tables import console, say, table
+    from fedspan.cli._tables import say, show
     from fedspan.core.errors import SpecError, did_you_mean
 
-    known = _kinds(plugins)
-    found = {kind: entries[name] for kind, entries in known.items() if name in entries}
+    found = {kind: entries[name] for kind, entries in kinds.items() if name in entries}
     if not found:
-        near = did_you_mean(name, [one for entries in known.values() for one in entries])
+        near = did_you_mean(name, [one for entries in kinds.values() for one in entries])
         raise SpecError(f"there is no {name!r}{near}; `fedspan list` shows every name")
     from fedspan.cli._fields import settings  # imports torch
+    from fedspan.core import config, registry, spec
 
     for kind, text in found.items():
         doubled = text.lower().startswith(f"{name}: ")  # as in "FedAvg: federated averaging"
         say(f"{kind} {name}: {text[len(name) + 2 :] if doubled else text}")
         if kind == "command":
             say(f"  its options: fedspan {name} --help")
-        rows = {row[0]: row for row in settings(_entry(kind, name))}
-        axes = [rows.pop(axis) for axis in AXES if kind == "method" and axis in rows]
-        chosen = [(axis, _choices(of), *rest) for axis, of, *rest in axes]
-        for head, type_, lines in (("axis", "choices", chosen), ("setting", "type", rows.values())):
-            if lines:
-                cells = [[escape(cell) for cell in row] for row in lines]
-                console.print(table((head, type_, "default", "description"), cells))
-
-
-def _choices(kind: str) -> str:
-    """The names of a kind; a compressor stands for a choice of some."""
-    from fedspan.core import registry
-
-    more = ["a compressor"] if hasattr(registry.KINDS[kind], "adopts") else []
-    return " | ".join([*registry.choices(kind), *more])
+            continue
+        if kind == "table":
+            entry = spec.Spec if name == "spec" else getattr(config, name.capitalize())
+        else:
+            entry = registry.choices(kind)[name]
+        axes, others = [], []
+        for setting, of, *rest in settings(entry):
+            if kind == "method" and setting in AXES:
+                # a compressor stands for a choice of some kinds
+                more = ["a compressor"] if hasattr(registry.KINDS[of], "adopts") else []
+                of = " | ".join([*registry.choices(of), *more])
+                axes.append((AXES.index(setting), [setting, of, *rest]))
+            else:
+                others.append([setting, of, *rest])
+        for head, of, rows in (
+            ("axis", "choices", [row for _, row in sorted(axes)]),
+            ("setting", "type", others),
+        ):
+            cells = [[escape(cell) for cell in row] for row in rows]
+            show((head, of, "default", "description"), cells)

@@ -3,136 +3,207 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedspan.cli._options import Changes, Plugin, load_plugins, load_spec
+from fedspan.cli._options import Changes, Count, CountOrNone, Plugin, load_plugins, load_spec
+
+if TYPE_CHECKING:
+    from fedspan.core.privacy import Privacy
+    from fedspan.costs.plan import Plan
+
+STEPS: dict[str, Any] = {
+    "sgd": {},
+    "momentum": {"local": {"name": "sgd", "momentum": 0.9}},
+    "adamw": {"local": "adamw"},
+}
 
 
 def command(
-    spec: Annotated[
-        Path | None,
-        typer.Argument(metavar="[SPEC]", help="The spec, a TOML file; or give --model."),
-    ] = None,
+    spec: Annotated[Path | None, typer.Argument(metavar="[SPEC]")] = None,
     changes: Changes = None,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            "--methods", help="Names such as ssf,fedavg. Default: all for a spec, five for a model."
-        ),
-    ] = None,
+    methods: str | None = None,
     plugin: Plugin = None,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", help="A Hugging Face model's directory or its config.json."),
-    ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            "--epsilon", help="Also show the noise of differential privacy at this epsilon."
-        ),
-    ] = None,
-    delta: Annotated[float, typer.Option("--delta", help="Delta of --epsilon.")] = 1e-5,
-    rank: Annotated[
-        float | None, typer.Option("--rank", help="SSF's rank, as a share of a layer's inputs.")
-    ] = None,
-    trained: Annotated[
-        int | None, typer.Option("--trained", min=1, help="Numbers that SSF and LoRA train.")
-    ] = None,
-    lora_rank: Annotated[
-        int,
-        typer.Option(
-            "--lora-rank",
-            min=1,
-            help="Without --rank and --trained: train as many numbers as LoRA does.",
-        ),
-    ] = 8,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Texts per batch.")] = 16,
-    length: Annotated[int, typer.Option("--length", min=1, help="Tokens per text.")] = 64,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"], typer.Option("--dtype", help="Type of the weights.")
-    ] = "float32",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Number of rounds.")] = 100,
-    clients: Annotated[int, typer.Option("--clients", min=1, help="Number of clients.")] = 10,
-    clients_per_round: Annotated[
-        int | None,
-        typer.Option("--clients-per-round", min=1, help="Clients per round. Default: all."),
-    ] = None,
-    frozen_modules: Annotated[
-        list[str] | None,
-        typer.Option("--frozen-modules", help="Pattern of tensors that are not trained."),
-    ] = None,
-    optimizer: Annotated[
-        Literal["sgd", "momentum", "adamw"],
-        typer.Option("--optimizer", help="Optimizer of local steps."),
-    ] = "sgd",
-    labels: Annotated[
-        int | None, typer.Option("--labels", min=2, help="Number of classes, for a classifier.")
-    ] = None,
-    checkpointing: Annotated[
-        bool, typer.Option("--checkpointing", help="Gradient checkpointing, for all methods.")
-    ] = False,
-    recompute: Annotated[
-        bool,
-        typer.Option("--recompute", help="SSF's layers recompute outputs instead of keeping them."),
-    ] = False,
+    model: Path | None = None,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    rank: float | None = None,
+    trained: CountOrNone = None,
+    lora_rank: Count = 8,
+    batch_size: Count = 16,
+    length: Count = 64,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    rounds: Count = 100,
+    clients: Count = 10,
+    clients_per_round: CountOrNone = None,
+    frozen_modules: list[str] | None = None,
+    optimizer: Literal["sgd", "momentum", "adamw"] = "sgd",
+    labels: Annotated[int | None, typer.Option(min=2)] = None,
+    checkpointing: bool = False,
+    recompute: bool = False,
 ) -> None:
     """Show what each method costs in bytes, memory and disk.
 
     Give a spec, or --model and the options after it.
+
+    Args:
+        spec: The spec, a TOML file; or give --model.
+        methods: Names such as ssf,fedavg. Default: all for a spec, five for a model.
+        model: A Hugging Face model's directory or its config.json.
+        epsilon: Also show the noise of differential privacy at this epsilon.
+        delta: Delta of --epsilon.
+        rank: SSF's rank, as a share of a layer's inputs.
+        trained: Parameters that SSF and LoRA train.
+        lora_rank: Without --rank and --trained: train as many parameters as LoRA does.
+        batch_size: Texts per batch.
+        length: Tokens per text.
+        dtype: Type of the weights.
+        rounds: Number of rounds.
+        clients: Number of clients.
+        clients_per_round: Clients per round. Default: all.
+        frozen_modules: Pattern of tensors that are not trained.
+        optimizer: Optimizer of local steps.
+        labels: Number of classes, for a classifier.
+        checkpointing: Gradient checkpointing, for all methods.
+        recompute: SSF's layers recompute outputs instead of keeping them.
     """
     if (spec is None) == (model is None):
         raise typer.BadParameter(
             "give a spec, or a model as in `fedspan plan --model DIR`", param_hint="SPEC"
         )
     load_plugins(plugin)
-    from fedspan.cli import _plan_table
     from fedspan.cli._tables import console
-    from fedspan.core import tables
-    from fedspan.core.config import Engine, Projection
     from fedspan.core.errors import SpecError
     from fedspan.core.extras import needs
     from fedspan.core.privacy import Privacy
     from fedspan.core.spec import Spec
     from fedspan.costs.plan import plan
-    from fedspan.tasks.outline import Outline
 
     if spec is not None:
         source = load_spec(spec, changes)
+    elif rank is not None and trained is not None:
+        raise SpecError("--rank and --trained both say how much SSF trains; give one of them")
     else:
-        if rank is not None and trained is not None:
-            raise SpecError("--rank and --trained both say how much SSF trains; give one of them")
         method = (
             {"name": "fedit", "rank": lora_rank} if rank is None else {"name": "ssf", "rank": rank}
         )
-        steps: dict[str, Any] = {
-            "momentum": {"local": {"name": "sgd", "momentum": 0.9}},
-            "adamw": {"local": "adamw"},
+        task = {
+            "name": "outline",
+            "model": str(model),
+            "clients": clients,
+            "length": length,
+            "labels": labels,
+            "precision": "bfloat16" if dtype == "bfloat16" else "full",
+            "gradient_checkpointing": checkpointing,
         }
-        source = Spec(
-            rounds=rounds,
-            batch_size=batch_size,
-            clients_per_round=clients_per_round,
-            method=tables.build("method", {**method, **steps.get(optimizer, {}), "lr": 1.0}),
-            task=Outline(
-                model=str(model),
-                clients=clients,
-                length=length,
-                labels=labels,
-                precision="bfloat16" if dtype == "bfloat16" else "full",
-                gradient_checkpointing=checkpointing,
-            ),
-            projection=Projection(frozen_modules=tuple(frozen_modules or ())),
-            engine=Engine(recompute=recompute),
-        )
+        own = {
+            "rounds": rounds,
+            "batch_size": batch_size,
+            "clients_per_round": clients_per_round,
+            "method": method | STEPS[optimizer] | {"lr": 1.0},
+            "task": task,
+            "projection": {"frozen_modules": frozen_modules or []},
+            "engine": {"recompute": recompute},
+        }
+        source = Spec.from_table(own)
     settings = source.dp
     if epsilon is not None:
         settings = Privacy(epsilon=epsilon, delta=delta, clip=(settings and settings.clip) or 1.0)
     if settings is not None and settings.epsilon is not None:
         needs("privacy", "dp_accounting")
-    with console.status("a round of each method, without numbers"):
+    with console.status("a round of each method, without values"):
         found = plan(source, methods.split(",") if methods else None, trained=trained)
-    _plan_table.plan(found, console)
+    _show(found)
     if settings is not None:
-        _plan_table.privacy(found, settings, console)
+        _show_privacy(found, settings)
+
+
+def _show(found: Plan) -> None:
+    """Print what a run would cost with each method: bytes, memory of a client, and what is kept."""
+    from fedspan.cli._tables import say, show, size
+
+    def costs(attributes: tuple[str, ...], of: str = "cost") -> list[list[str]]:
+        return [
+            [row.method, *(size(getattr(getattr(row, of), name)) for name in attributes)]
+            for row in found.rows
+            if getattr(row, of) is not None
+        ]
+
+    blocks = len(found.layout.blocks)
+    say(
+        f"{found.parameters:,} parameters, {found.layout.size:,} of them trained, in {blocks} "
+        f"tensor{'s' if blocks > 1 else ''}; "
+        f"{found.rounds:,} rounds of {found.clients_per_round} of {found.clients} clients\n"
+    )
+    rows = costs(("up_round", "down_round", "up", "down"))
+    for row, one in zip(rows, found.rows, strict=True):
+        ratio = f"{one.rank:.4g}" if isinstance(one.rank, int | float) else "by layer"
+        row[1:1] = ["" if one.rank is None else ratio, f"{one.trained:,}"]
+    show(
+        ("method", "rank", "trained", "up", "down", "up, run", "down, run"),
+        rows,
+        left=1,
+        note="trained: parameters; up, down: per client and round; run: all clients and rounds",
+    )
+    parts = ("weights", "gradients", "activations", "optimizer", "controls", "peak")
+    held = costs(parts, "memory")
+    adapted = [row[0] for row in held if row[0] in ("fedit", "ffalora")]
+    show(
+        ("client memory", *parts),
+        held,
+        left=1,
+        note="at the peak of a local step with the largest batch; controls: with the method's own copies of the model"
+        + (f"; {' and '.join(adapted)} as PEFT runs them" if adapted else ""),
+    )
+    show(
+        ("kept", "client state", "client disk", "server memory", "server disk"),
+        costs(("client_state", "client_disk", "server_memory", "server_disk")),
+        left=1,
+        note="client: between rounds, on disk two versions with the copy of the model; server: model, controls and "
+        "log, on disk the copies of all clients' states",
+    )
+    peaks = [
+        (row.method, size(row.client_peak), size(row.cost.server_peak))
+        for row in found.rows
+        if row.client_peak is not None
+    ]
+    show(
+        ("across machines", "client process", "server process"),
+        peaks,
+        left=1,
+        note="peaks of the processes, besides what Python, torch and Flower take themselves",
+    )
+
+
+def _show_privacy(found: Plan, settings: Privacy) -> None:
+    """Print the noise of differential privacy, for the methods that can have it and ten times as many clients."""
+    from fedspan.cli._tables import say, show
+    from fedspan.core.refusals import SUMMED
+    from fedspan.replies.noise import Mechanism
+
+    one, many = (
+        Mechanism.of(settings, k * found.clients, k * found.clients_per_round, found.rounds)
+        for k in (1, 10)
+    )
+    budget = (
+        f"noise {settings.noise:g}" if settings.epsilon is None else f"ε = {settings.epsilon:g}"
+    )
+    say(
+        f"{budget}, δ = {settings.delta:g}: noise multiplier {one.vector_noise:.4g}; each client takes part with "
+        f"probability {one.q:.4g}; each parameter of the mean has noise of {one.per_number:.3g} times the clip\n"
+    )
+    rows = []
+    for row in found.rows:
+        if row.method in SUMMED:
+            n = round(row.cost.up_round / found.layout.dtype.itemsize)
+            ratios = [one.signal_to_noise(n)]
+            ratios += [each.signal_to_noise(n, found.rounds) for each in (one, many)]
+            rows.append((row.method, f"{n:,}", *(f"{ratio:.3g}" for ratio in ratios)))
+    show(
+        ("privacy", "sent", "per round", "run", "10 × clients"),
+        rows,
+        left=1,
+        note="signal to noise at most, as norms: if all clients sent the same vector, of the clip's norm; run: if it "
+        "had the same direction in every round. Fewer parameters have less noise, and move x in fewer directions",
+    )

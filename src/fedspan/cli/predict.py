@@ -7,32 +7,27 @@ from typing import Annotated
 
 import typer
 
-from fedspan.core.terminal import say
-from fedspan.data import columns
-from fedspan.engine.result import load
-
 
 def command(
-    directory: Annotated[
-        Path, typer.Argument(help="A run directory, or what `result.save` wrote.")
-    ],
-    file: Annotated[
-        Path,
-        typer.Argument(help="A table with the columns of the training, such as a .csv"),
-    ],
-    out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
-    client: Annotated[
-        str | None,
-        typer.Option(
-            help="A client of the training, by whose own mean and deviation numbers are scaled."
-        ),
-    ] = None,
-    round_: Annotated[
-        int | None,
-        typer.Option("--round", help="The round whose model to use, if `Checkpoint` has kept it."),
-    ] = None,
+    directory: Path,
+    file: Path,
+    out: Path = Path("predictions.csv"),
+    client: str | None = None,
+    round_: Annotated[int | None, typer.Option("--round")] = None,
 ) -> None:
-    """Predict a class, or a number, for every row of a table."""
+    """Predict a class, or a number, for every row of a table.
+
+    Args:
+        directory: A run directory, or what `result.save` wrote.
+        file: A table with the columns of the training, such as a .csv
+        out: The CSV file to write.
+        client: A client of the training, by whose own mean and deviation numbers are scaled.
+        round_: The round whose model to use, if `Checkpoint` has kept it.
+    """
+    from fedspan.core.terminal import say
+    from fedspan.data import columns
+    from fedspan.engine.result import load
+
     predictor = load(directory, round=round_).predictor
     unknown = {} if predictor.schema is None else predictor.schema.unknown(columns.read(file))
     for name, found in unknown.items():

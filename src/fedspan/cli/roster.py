@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 
-def command(
-    run_dir: Annotated[Path, typer.Argument(help="The server's run directory.")],
-    forget: Annotated[
-        int | None,
-        typer.Option(
-            "--forget", help="Free this client's number for another node, as after a new key."
-        ),
-    ] = None,
-) -> None:
+def command(run_dir: Path, forget: int | None = None) -> None:
     """Show or free the nodes that clients' numbers belong to.
 
     RUN_DIR is the server's run directory of a run whose clients are bound to nodes.
+
+    Args:
+        run_dir: The server's run directory.
+        forget: Free this client's number for another node, as after a new key.
     """
     from fedspan.core.errors import SpecError
     from fedspan.remote.roster import ROSTER, Roster

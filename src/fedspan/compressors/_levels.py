@@ -1,7 +1,5 @@
 """Numbers as a few levels of a scale: buckets, scales that neither overflow nor vanish, and random rounding."""
 
-from __future__ import annotations
-
 import torch
 
 from fedspan import Vector
@@ -29,15 +27,15 @@ def unit(v: torch.Tensor) -> torch.Tensor:
     return torch.where(top == 0, top, top / (2 * mantissa))
 
 
-def divisor(scale: torch.Tensor) -> torch.Tensor:
-    """The scale with 1 instead of 0: what it divides is then zero itself."""
-    return torch.where(scale == 0, torch.ones_like(scale), scale)
+def over(v: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return v divided by its scale; zeros where the scale is zero, as v is then."""
+    return v / torch.where(scale == 0, torch.ones_like(scale), scale)
 
 
 def norm(v: torch.Tensor) -> torch.Tensor:
-    """‖v‖ along the last axis, which is kept."""
+    """Return ‖v‖ along the last axis, which is kept."""
     scale = unit(v)
-    safe: torch.Tensor = torch.linalg.vector_norm(v / divisor(scale), dim=-1, keepdim=True)
+    safe: torch.Tensor = torch.linalg.vector_norm(over(v, scale), dim=-1, keepdim=True)
     return scale * safe
 
 
@@ -45,9 +43,9 @@ def chance(p: Vector, keys: seeds.Keys) -> torch.Tensor:
     """True with probability p for each number; never if p is zero."""
     n = p.shape[-1]
     out = torch.empty(p.shape, dtype=torch.bool, device=p.device)
-    for start in range(
-        0, 0 if p.is_meta else n, PIECE
-    ):  # tensors without numbers, as in a dry run, need no draws
+    if p.is_meta:  # a dry run: only the shape matters
+        return out
+    for start in range(0, n, PIECE):
         u = torch.from_numpy(seeds.uniform(seeds.later(keys, start), min(PIECE, n - start)))
         out[..., start : start + PIECE] = p[..., start : start + PIECE] > u.to(p.device)
     return out

@@ -1,7 +1,5 @@
 """What compressors that keep k of the n numbers share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

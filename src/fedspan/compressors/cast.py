@@ -3,15 +3,13 @@
 The division keeps float16 from overflowing and from losing small vectors. Contractive, with 1 − δ below 2⁻²⁰ or 2⁻¹⁴.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from fedspan import Compressor, Encoded, Vector, register
-from fedspan.compressors._levels import divisor, unit
+from fedspan.compressors._levels import over, unit
 from fedspan.core import seeds
 from fedspan.core.errors import one_of
 
@@ -30,18 +28,16 @@ class Cast(Compressor):
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         scale = unit(v)
-        short = (v / divisor(scale)).to(KINDS[self.to])
+        short = over(v, scale).to(KINDS[self.to])
         return Encoded(levels=short.contiguous().view(torch.uint8), scale=scale)
 
     def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         packed, scale = encoded.take("levels", "scale")
         x = packed.contiguous().view(KINDS[self.to]).to(dtype)
-        return x.nan_to_num_(0.0).clamp_(-2, 2) * scale.to(
-            dtype
-        )  # malformed bytes must not become infinite
+        x = x.nan_to_num_(0.0).clamp_(-2, 2)  # malformed bytes must not become infinite
+        return x * scale.to(dtype)
 
     def delta(self, n: int) -> float | None:
-        kind = torch.finfo(
-            KINDS[self.to]
-        )  # an error of half an eps; twice its square leaves room for rounding twice
+        # an error of half an eps; twice its square leaves room for rounding twice
+        kind = torch.finfo(KINDS[self.to])
         return 1 - kind.eps**2 / 2 * (1 + n * kind.smallest_normal**2)

@@ -4,8 +4,6 @@ If E‖v − inner(v)‖² ≤ (1 − δ_i)‖v‖² and the kept numbers are un
 are together unbiased with 1 + ω = (1 + ω_outer)(1 + ω_inner).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """No compression: all n numbers as they are. Makes every compressed method its uncompressed form."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

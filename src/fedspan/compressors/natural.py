@@ -5,14 +5,12 @@ encode: 127 in a byte. Smaller numbers are rounded to the smallest power or to z
 ω = 1/8 + n/4^(powers − 1), whose second term is negligible for 8 bits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 
 from fedspan import Encoded, SpecError, Vector, register
-from fedspan.compressors._levels import chance, divisor, unit
+from fedspan.compressors._levels import chance, over, unit
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
 from fedspan.core.encoded import pack, unpack
@@ -40,7 +38,7 @@ class Natural(Unbiased):
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         scale = unit(v)
-        x = v / divisor(scale)
+        x = over(v, scale)
         size, least = x.abs(), 2.0 ** (2 - self.powers)
         mantissa, exponent = torch.frexp(size)  # size = mantissa · 2^exponent, mantissa in [1/2, 1)
         small = size < least

@@ -5,15 +5,13 @@ C(v)_j = (‖v‖/s) sign(v_j) ξ_j, where ξ_j is s|v_j|/‖v‖ rounded up or 
 numbers have their own. Sign and level are sent as one of 2s + 1 whole numbers.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import torch
 
 from fedspan import Encoded, Vector, register
-from fedspan.compressors._levels import buckets, chance, divisor, norm
+from fedspan.compressors._levels import buckets, chance, norm, over
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
 from fedspan.core.encoded import pack, unpack, width_of
@@ -42,7 +40,7 @@ class QSGD(Unbiased):
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         n, s, parts = v.shape[-1], self.levels, buckets(v, self.bucket)
         scale = norm(parts) / s
-        x = (parts / divisor(scale)).flatten(-2)[..., :n]
+        x = over(parts, scale).flatten(-2)[..., :n]
         size = x.abs()
         low = size.floor()
         level = (low + chance(size - low, keys)).copysign(x).clamp_(-s, s).nan_to_num_(0.0)

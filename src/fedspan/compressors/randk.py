@@ -3,8 +3,6 @@
 Multiplied by n/k it is unbiased with ω = n/k − 1. With `unbiased = false` it is contractive with δ = k/n.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ C(v) = (‖v‖₁/n) sign(v) is the vector nearest to v whose entries have equa
 least 1/n. With `bucket` each b numbers have their own mean, and δ is at least 1/b.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +28,8 @@ class Sign(Compressor):
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         sizes = buckets(v.abs(), self.bucket)
-        counts = buckets(v.new_ones(v.shape[-1]), self.bucket).sum(
-            -1
-        )  # the last bucket may not be full
+        # the last bucket may not be full
+        counts = buckets(v.new_ones(v.shape[-1]), self.bucket).sum(-1)
         return Encoded(levels=pack(v >= 0, 1), scale=sizes.sum(-1) / counts)
 
     def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:

@@ -1,7 +1,5 @@
 """Top-k: the k numbers of largest absolute value, and their places. Contractive with δ = k/n."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +23,8 @@ class TopK(Sparse):
     def decompress(self, encoded: Encoded, n: int, keys: seeds.Keys, dtype: torch.dtype) -> Vector:
         values, packed = encoded.take("values", "index")
         index = unpack(packed, width_of(n - 1), values.shape[-1]).long()
-        return spread(
-            values.to(dtype), index.clamp_(max=n - 1), n
-        )  # clamped: a malformed index must not raise
+        index.clamp_(max=n - 1)  # a malformed index must not raise
+        return spread(values.to(dtype), index, n)
 
     def delta(self, n: int) -> float | None:
         return self.kept(n) / n

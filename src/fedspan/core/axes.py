@@ -1,8 +1,9 @@
-"""The axes of a method besides its space and its local optimizer: drift, uplink, server and downlink.
+"""The axes of a method besides its space: drift, local optimizer, uplink, server and downlink.
 
 `fedspan.methods.box` is the algorithm over them. A choice is a frozen dataclass of settings in one file. It keeps its
 state as named parts of the server's and the clients' states: `init_server` and `init_client` return the first ones as
 a dictionary, and what a later function returns takes their place. Two choices of a method cannot use the same name.
+The base classes do what is trivial: no correction, vectors as they are, the mean of a round, x in full.
 
 Vectors are (runs, clients, size). Inside the subspace of a round they have r values, and P is the `LinearMap` to it;
 states have d values. `P.T.put(inside, state)` replaces the part of a state that lies in the subspace, and leaves the
@@ -11,23 +12,24 @@ rest. With P = I both are the same. Everything points along descent: x ← x −
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, Ranges
 from fedspan.core.compressor import Compressor
-from fedspan.core.encoded import Encoded
-from fedspan.core.layout import Vector
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.errors import positive
+from fedspan.core.layout import Layout, Vector
 from fedspan.core.objective import Direction, Plus
-from fedspan.core.reply import Ranges
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 
 Parts = dict[str, Any]
 
 
-class Drift(ABC):  # noqa: B024 (every function has a default)
+class Drift:
     """What keeps local steps from drifting, and what clients send of them.
 
     The default does nothing: clients send what their steps came to, −z, and x moves by the mean of that.
@@ -36,11 +38,9 @@ class Drift(ABC):  # noqa: B024 (every function has a default)
     in_gradients: ClassVar[bool] = False  # whether clients send a mean gradient instead of −z
     controls: ClassVar[tuple[str, ...]] = ()  # parts that server and clients have in common
     statistics: ClassVar[Mapping[str, Ranges]] = {}  # parts of a reply beside the payload
-
-    @property
-    def follows_states(self) -> bool:
-        """Whether the server adds up replies to follow a sum over the clients' states, such as c = mean c_i."""
-        return False
+    follows_states: ClassVar[bool] = (
+        False  # whether the server adds up replies to follow a sum over clients' states
+    )
 
     def without_tests(self) -> Drift:
         """Return the choice without what it measures to decide."""
@@ -54,13 +54,11 @@ class Drift(ABC):  # noqa: B024 (every function has a default)
         """Return a client's parts before its first round; they depend on shape and type of x0 only."""
         return {}
 
-    def down(self, server: Bundle, P: LinearMap, code: Compressor | None, rnd: Round) -> Parts:
-        """Return what clients need of the server; `code` compresses vectors if the downlink is compressed."""
+    def down(self, server: Bundle, P: LinearMap, rnd: Round) -> Parts:
+        """Return what clients need of the server; a compressed downlink compresses its vectors."""
         return {}
 
-    def begin(
-        self, client: Bundle, down: Bundle, P: LinearMap, code: Compressor | None, rnd: Round
-    ) -> Any:
+    def begin(self, client: Bundle, down: Bundle, P: LinearMap, rnd: Round) -> Any:
         """Return what the other functions of a client's round need, before its local steps."""
         return None
 
@@ -95,22 +93,110 @@ class Drift(ABC):  # noqa: B024 (every function has a default)
         return {}
 
 
-class Uplink(ABC):
-    """How a client's vector travels to the server."""
+class Optimizer(ABC):
+    """Local steps along a direction, for a whole cohort: everything is elementwise.
+
+    The memory of an optimizer is one vector of `size(n)` values for n trained ones, zero at the start.
+    """
+
+    plain: bool = False  # whether a step is y ← y − η direction(y): the mean direction follows from the end point
+    decay: float = 0.0  # weight decay, in addition to that of the objective
+    moments: str = "reset"  # the memory between a client's rounds: "reset" or "project"
+    scaled: bool = False  # whether clients scale steps by D, from the server's state
+
+    @abstractmethod
+    def step(self, y: Vector, g: Vector, memory: Vector, lr: float, origin: Vector | None) -> None:
+        """Take a step from y along g. It changes y and the memory in place; the weights that decay are origin + y."""
+
+    def size(self, n: int) -> int:
+        """Return the number of values in the memory for n trained ones."""
+        return 0
+
+    def carry(self, held: Vector, old: LinearMap, new: LinearMap) -> Vector:
+        """Return a memory of steps inside one subspace as the memory to start with inside another."""
+        return new @ (old.T @ held)
+
+    def init_server(self, x0: Vector, layout: Layout) -> Parts:
+        """Return the server's parts before round 0."""
+        return {}
+
+    def scales(self, source: Bundle, P: LinearMap) -> Vector | None:
+        """Return D inside the subspace, from the server's state or a download; None for D = 1."""
+        return None
+
+    def down(self, server: Bundle) -> Parts:
+        """Return what clients need of the server."""
+        return {}
+
+    def server(self, server: Bundle, w: Vector, P: LinearMap) -> Parts:
+        """Return the server's parts after a round with the mean gradient w; only if `scaled`."""
+        return {}
+
+    def descend(
+        self,
+        start: Vector,
+        direction: Any,
+        lr: float,
+        steps: int,
+        origin: Vector | None = None,
+        held: Vector | None = None,
+        shift: Vector | None = None,
+        average: bool = False,
+    ) -> tuple[Vector, Vector, Any]:
+        """Return end point, memory and, if asked for, the mean direction of some steps.
+
+        Args:
+            start: The point from which the steps are taken, which all clients of a cohort may share.
+            direction: What a step follows; see `Direction`.
+            lr: The step size.
+            steps: The number of steps.
+            origin: What `start` is relative to, for weight decay.
+            held: The memory at the start; zeros by default.
+            shift: What is added to the point after every step; it does not enter the memory.
+            average: Whether the mean direction is needed. After plain steps the end point shows it.
+        """
+        steps_itself = self.plain and shift is None and not average
+        if steps_itself and getattr(direction, "takes_steps", False):
+            end = direction.descend(start, lr, steps)
+            return end, end[..., :0], None
+        in_place = getattr(direction, "in_place", None)
+        total: Any = 0
+        with contextlib.nullcontext(start) if in_place is None else in_place(start) as y:
+            for number in range(steps):
+                g = direction(y)
+                if number == 0:  # `start` and `held` are the caller's
+                    y = start.expand_as(g).clone() if in_place is None else y
+                    size = *g.shape[:-1], self.size(g.shape[-1])
+                    memory = g.new_zeros(size) if held is None else held.clone()
+                if average:
+                    total = total + g
+                self.step(y, g, memory, lr, origin)
+                if shift is not None:
+                    y.add_(shift)
+                if number < steps - 1:
+                    del g  # not to be held during the next gradient
+            # nothing else needs the gradient's memory now
+            return y if in_place is None else g.copy_(y), memory, total / steps
+
+
+class Uplink:
+    """How a client's vector travels to the server: as it is, or compressed if there is a compressor."""
 
     adopts: ClassVar[str] = "code"  # the choice that a compressor stands for
-    plain_sum: ClassVar[bool] = False  # whether the server needs only the mean of what is sent
     in_gradients: ClassVar[bool] = False  # whether what is sent must be a mean gradient
+    follows_states: ClassVar[bool] = (
+        False  # whether the server adds up replies to follow a sum over clients' states
+    )
     needs_no_controls: ClassVar[str] = ""  # why it does not go with controls
     private: tuple[str, ...] = ()  # client parts that follow from its data and not from its replies
-    compressor: Compressor | None
+    compressor: Compressor | None = None
 
     @property
-    def follows_states(self) -> bool:
-        """Whether the server adds up replies to follow a sum over the clients' states."""
-        return False
+    def plain_sum(self) -> bool:
+        """Whether the server needs only the mean of what is sent."""
+        return self.compressor is None and type(self).mean is Uplink.mean
 
-    def check(self, n: int, drift: Drift) -> None:  # noqa: B027
+    def check(self, n: int, drift: Drift) -> None:
         """Raise SpecError if the compressor cannot be used for n values with this drift correction."""
 
     def init_client(self, x0: Vector) -> Parts:
@@ -121,18 +207,12 @@ class Uplink(ABC):
         """Return the server's parts before round 0."""
         return {}
 
-    @abstractmethod
-    def send(
-        self, v: Vector, client: Bundle, P: LinearMap, rnd: Round
-    ) -> tuple[Vector | Encoded, Parts]:
-        """Return what is sent of v, and the client's parts before `after`."""
-
-    @abstractmethod
-    def receive(self, sent: Any, P: LinearMap, rnd: Round) -> Vector:
-        """Return what arrives, one vector per client."""
+    def send(self, v: Vector, client: Bundle, P: LinearMap) -> tuple[Vector, Parts]:
+        """Return what is sent for v, before it is compressed, and the client's parts before `after`."""
+        return v, {}
 
     def after(self, client: Bundle, v: Vector, P: LinearMap) -> Parts:
-        """Return the client's parts after v has arrived."""
+        """Return the client's parts after v has arrived: what was sent, as the compressor left it."""
         return {}
 
     def mean(self, server: Bundle, v: Vector, P: LinearMap, rnd: Round) -> tuple[Vector, Parts]:
@@ -140,24 +220,22 @@ class Uplink(ABC):
         return rnd.mean(v), {}
 
 
-class Server(ABC):
-    """What the server makes of the mean direction of a round."""
+@dataclass(frozen=True)
+class Server:
+    """What the server makes of the mean direction of a round: η_g times it."""
 
+    lr: float = field(default=1.0, kw_only=True)  # η_g: step size of the server
     needs_each_reply: ClassVar[bool] = False
-    lr: float  # η_g
+
+    def __post_init__(self) -> None:
+        positive("lr", self.lr)
 
     def init(self, x0: Vector) -> Parts:
         """Return the server's parts before round 0."""
         return {}
 
-    @abstractmethod
     def step(
-        self,
-        server: Bundle,
-        direction: Vector,
-        P: LinearMap,
-        rnd: Round,
-        each: Callable[[], Vector],
+        self, server: Bundle, direction: Vector, P: LinearMap, rnd: Round, each: Vector
     ) -> tuple[Vector, Parts]:
         """Return the move, which is subtracted from x, and the server's parts.
 
@@ -166,44 +244,44 @@ class Server(ABC):
             direction: The mean direction of the round inside the subspace, (runs, 1, r).
             P: The subspace of the round; `P @ server.m` is what of a state lies in it.
             rnd: The round.
-            each: Returns the direction of each client, (runs, clients, r); only if `needs_each_reply`.
+            each: The direction of each client, (runs, clients, r), if `needs_each_reply`; otherwise the mean.
         """
+        return direction if self.lr == 1 else self.lr * direction, {}
 
     def sent(self, parts: Parts, move: Vector, sent: Vector, P: LinearMap) -> Parts:
         """Return the server's parts if a compressed downlink has sent something else than the move."""
         return parts
 
 
-class Downlink(ABC):
-    """How x travels to the clients."""
+class Downlink:
+    """How x travels to the clients: in full."""
 
     adopts: ClassVar[str] = "coded"  # the choice that a compressor stands for
-    logs: ClassVar[bool] = True  # whether clients keep a copy of x and are sent what they lack
+    logs: ClassVar[bool] = False  # whether clients keep a copy of x and are sent what they lack
     control: Compressor | None = None  # compresses what `drift` sends
 
-    def check(self, n: int) -> None:  # noqa: B027
+    def check(self, n: int) -> None:
         """Raise SpecError if the compressor cannot be used for n values."""
 
     def init(self, x0: Vector) -> Parts:
         """Return the server's parts before round 0."""
         return {}
 
-    @abstractmethod
     def down(self, server: Bundle, rnd: Round) -> Parts:
         """Return what clients are sent of x."""
+        return {"x": server.x}
 
-    @abstractmethod
-    def model(self, down: Bundle) -> Vector:
+    def model(self, down: Bundle) -> Any:
         """Return x as the clients have it."""
+        return down.x
 
-    @abstractmethod
     def send(self, server: Bundle, move: Vector, P: LinearMap, rnd: Round) -> tuple[Vector, Parts]:
         """Return the move that is sent, by which x changes at both ends, and the server's parts."""
+        return move, {}
 
-    def opened(self, entry: Any, P: LinearMap, rnd: Round) -> Vector:
+    def opened(self, entry: Any, P: LinearMap, rnd: Round) -> Any:
         """Return the move that a log entry stands for."""
-        move: Vector = entry
-        return move
+        return entry
 
     def rest(self, server: Bundle, P: LinearMap, rnd: Round) -> Parts:
         """Return the server's parts after a round without replies."""

@@ -188,7 +188,7 @@ class Search:
         start: The first step size that is tried.
     """
 
-    share: float = 0.15
+    share: float = 0.1
     start: float = 1.0
 
     def __post_init__(self) -> None:

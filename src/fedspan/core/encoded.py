@@ -6,7 +6,6 @@ and the ledger counts what is packed.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -25,23 +24,13 @@ class Encoded:
     levels: torch.Tensor | None = None  # packed: each number in a few bits
     scale: Vector | None = None  # the size of one level
 
-    @functools.cached_property
+    @property
     def parts(self) -> dict[str, torch.Tensor]:
         """The parts that are not None, by name."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: part for name, part in named.items() if part is not None}
-
-    @staticmethod
-    def of(parts: dict[str, torch.Tensor]) -> Encoded:
-        """Return the compressed vector that parts by name make."""
-        known = {field.name for field in dataclasses.fields(Encoded)}
-        for name in parts:
-            if name not in known:
-                raise ProtocolError(f"a compressed vector has no part {name!r}")
-        return Encoded(**parts)
+        return {name: part for name, part in vars(self).items() if part is not None}
 
     def take(self, *names: str) -> tuple[torch.Tensor, ...]:
-        """Parts that must be present."""
+        """Return parts that must be present."""
         for name in names:
             if name not in self.parts:
                 raise ProtocolError(
@@ -49,7 +38,7 @@ class Encoded:
                 )
         return tuple(self.parts[name] for name in names)
 
-    @functools.cached_property
+    @property
     def bytes(self) -> int:
         """Payload per client."""
         return sum(part.shape[-1] * part.element_size() for part in self.parts.values())
@@ -62,10 +51,11 @@ def width_of(most: int) -> int:
 
 def pack(numbers: torch.Tensor, width: int) -> torch.Tensor:
     """(…, n) whole numbers below 2^width as (…, ⌈n · width / 8⌉) bytes."""
-    n = numbers.shape[-1]
-    kind = torch.uint8 if width <= 8 else torch.int64
-    groups = torch.nn.functional.pad(numbers.to(kind), (0, -n % 8)).unflatten(-1, (-1, 8))
-    out = torch.zeros(*groups.shape[:-1], width, dtype=torch.uint8, device=numbers.device)
+    n, kind = numbers.shape[-1], torch.uint8 if width <= 8 else torch.int64
+    groups: torch.Tensor = torch.nn.functional.pad(numbers.to(kind), (0, -n % 8)).unflatten(
+        -1, (-1, 8)
+    )
+    out = groups.new_zeros(*groups.shape[:-1], width, dtype=torch.uint8)
     for number, byte, shift in _overlaps(width):
         part = groups[..., number]
         part = part << shift if shift >= 0 else part >> -shift
@@ -75,14 +65,10 @@ def pack(numbers: torch.Tensor, width: int) -> torch.Tensor:
 
 def unpack(packed: torch.Tensor, width: int, n: int) -> torch.Tensor:
     """The n whole numbers that `pack` packed: bytes up to eight bits, int64 above."""
-    kind = torch.uint8 if width <= 8 else torch.int64
-    length = -(-n // 8) * width
-    groups = (
-        torch.nn.functional.pad(packed, (0, length - packed.shape[-1]))
-        .unflatten(-1, (-1, width))
-        .to(kind)
-    )
-    out = torch.zeros(*groups.shape[:-1], 8, dtype=kind, device=packed.device)
+    missing = -(-n // 8) * width - packed.shape[-1]
+    groups: torch.Tensor = torch.nn.functional.pad(packed, (0, missing)).unflatten(-1, (-1, width))
+    groups = groups if width <= 8 else groups.long()
+    out = groups.new_zeros(*groups.shape[:-1], 8)
     for number, byte, shift in _overlaps(width):
         part = groups[..., byte]
         out[..., number] |= part >> shift if shift >= 0 else part << -shift

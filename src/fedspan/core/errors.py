@@ -9,7 +9,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -180,3 +180,9 @@ def did_you_mean(value: object, known: Iterable[str]) -> str:
     word = value[:100].lower() if isinstance(value, str) else ""
     near = difflib.get_close_matches(word, lower, n=1)
     return f" (did you mean {lower[near[0]]!r}?)" if near else ""
+
+
+def client_name(client: int, names: Sequence[str] | None) -> str:
+    """A client as messages name it: by its number, unless it has a name of its own."""
+    own = str(client) if names is None else names[client]
+    return f"client {client}" if own in (str(client), f"client-{client}") else f"client {own!r}"

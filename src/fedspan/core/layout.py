@@ -17,13 +17,13 @@ from fedspan.core.errors import SpecError
 
 Vector = torch.Tensor
 """A tensor of shape (runs, clients, size): seeds that are computed together, the clients of a round (one for what the
-server holds), and the numbers of the model or of the subspace."""
+server holds), and the values of the model or of the subspace."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def all_finite(v: Vector) -> bool:
-    """Whether all numbers are finite; without a vector of answers."""
+    """Return whether all values are finite; without a vector of answers."""
     low, high = torch.aminmax(v)
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
@@ -41,7 +41,7 @@ class Block:
         """The number of its elements."""
         return math.prod(self.shape)
 
-    @property
+    @functools.cached_property
     def input_axis(self) -> int:
         """The projected axis of a block that has one."""
         assert self.axis is not None
@@ -63,33 +63,35 @@ class Block:
         return self.input_axis == len(self.shape) - 1
 
     def rows(self, v: Vector) -> torch.Tensor:
-        """The block's part of a vector as rows along the projected axis: (runs, clients · rest, inputs)."""
-        if not self.inputs_last:
-            v = v.unflatten(-1, self.shape).movedim(self.input_axis + 2, -1)
-        return v.reshape(v.shape[0], -1, self.inputs)
+        """Return the block's part of a vector as rows along the projected axis: (runs, clients · rest, inputs)."""
+        moved: Vector = v.unflatten(-1, self.shape).movedim(self.input_axis + 2, -1)
+        return moved.reshape(len(v), -1, self.inputs)
 
     def vector(self, rows: torch.Tensor, clients: int) -> Vector:
-        """The inverse of `rows`: (runs, clients · rest, inputs) → (runs, clients, size)."""
-        if not self.inputs_last:
-            rest = [n for axis, n in enumerate(self.shape) if axis != self.axis]
-            rows = rows.reshape(rows.shape[0], clients, *rest, self.inputs).movedim(
-                -1, self.input_axis + 2
-            )
-        return rows.reshape(rows.shape[0], clients, self.size)
+        """Return the inverse of `rows`: (runs, clients · rest, inputs) → (runs, clients, size)."""
+        shape = list(self.shape)
+        shape.append(shape.pop(self.input_axis))
+        moved = rows.reshape(len(rows), clients, *shape).movedim(-1, self.input_axis + 2)
+        return moved.reshape(len(rows), clients, self.size)
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The blocks of a model in order, and the type of number they are kept in."""
+    """The blocks of a model in order, and the type of their values."""
 
     blocks: tuple[Block, ...]  # every trained tensor, in the order of the flat vector
     dtype: torch.dtype = torch.float32  # of the flat vector
     fixed: str = ""  # a digest of the frozen parts of the model, which are never sent and must be the same everywhere
 
     @functools.cached_property
+    def sizes(self) -> list[int]:
+        """The number of elements of each block."""
+        return [block.size for block in self.blocks]
+
+    @functools.cached_property
     def size(self) -> int:
         """d: the length of the flat vector."""
-        return sum(block.size for block in self.blocks)
+        return sum(self.sizes)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -98,13 +100,13 @@ class Layout:
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def split(self, v: Vector) -> dict[str, torch.Tensor]:
-        """Views of a (runs, clients, size) vector, each (runs, clients, *shape)."""
+        """Return views of a (runs, clients, size) vector, each (runs, clients, *shape)."""
         if v.shape[-1] != self.size:
-            raise SpecError(f"a vector of this layout has {self.size} numbers, got {v.shape[-1]}")
-        parts = v.split([block.size for block in self.blocks], -1)
-        return {b.name: p.unflatten(-1, b.shape) for b, p in zip(self.blocks, parts, strict=True)}
+            raise SpecError(f"a vector of this layout has {self.size} values, got {v.shape[-1]}")
+        parts = zip(self.blocks, v.split(self.sizes, -1), strict=True)
+        return {block.name: part.unflatten(-1, block.shape) for block, part in parts}
 
     def join(self, tensors: dict[str, torch.Tensor]) -> Vector:
-        """The flat vector of tensors shaped (runs, clients, *shape)."""
+        """Return the flat vector of tensors shaped (runs, clients, *shape)."""
         flat = [tensors[b.name].flatten(2) for b in self.blocks]
         return torch.cat(flat, -1).to(self.dtype)

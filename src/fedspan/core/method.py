@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, Ranges
 from fedspan.core.errors import SpecError
-from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.objective import Objective
-from fedspan.core.reply import Ranges
 from fedspan.core.round import Round
 
 Measures = Mapping[str, npt.NDArray[np.float64]]
-DETAILS = (
-    "correction",
-    "correction_test",
-)  # measures in the history and on pages, not in lines of text
+# measures in the history and on pages, not in lines of text
+DETAILS = ("correction", "correction_test")
 LearningRate = float | Literal["search", "auto"]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a local step trains on a client's device: the part of a method's costs that no message shows.
+
+    A method with adapters has their ranks: memory is then that of PEFT's step, which forms no full gradients.
+    """
+
+    trained: int  # parameters that the step changes
+    optimizer: int = 0  # values that its optimizer keeps from step to step
+    ranks: Mapping[str, int] | None = None  # name of a block with a low-rank adapter → r
+    train_a: bool = True  # whether A of the adapters is trained as well as B
 
 
 class Method(ABC):
@@ -44,19 +54,11 @@ class Method(ABC):
     private: ClassVar[tuple[str, ...]] = ()  # client parts that replies do not tell
     later: ClassVar[tuple[str, ...]] = ()  # server parts that come after some rounds
     logs_changes: ClassVar[bool] = False  # whether the server keeps a log of the changes of x
-
-    @property
-    def spans_run(self) -> bool:
-        """Whether the numbers of a round depend on the length of the run, so that it cannot be made longer later."""
-        return False
-
-    @property
-    def follows_states(self) -> bool:
-        """Whether the server adds up replies to follow a sum over the clients' states, such as c = mean c_i.
-
-        Such a sum is exact under the plain mean only. What a robust aggregator leaves out is missing for ever.
-        """
-        return False
+    # whether the numbers of a round depend on the length of the run, so that it cannot be made longer later
+    spans_run: ClassVar[bool] = False
+    # whether the server adds up replies to follow a sum over the clients' states, such as c = mean c_i: such a sum is
+    # exact under the plain mean only, and what a robust aggregator leaves out is missing for ever
+    follows_states: ClassVar[bool] = False
 
     def without_tests(self) -> Self:
         """Return the method without what it measures to decide: for differential privacy, and for short trials."""
@@ -117,11 +119,6 @@ class Method(ABC):
     def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
         """Return the server's state after a round without replies; a log has an entry that leaves x as it is."""
         return server
-
-    def model(self, server: Bundle) -> Vector:
-        """x."""
-        x: Vector = server.x
-        return x
 
     def measures(self, server: Bundle) -> Measures:
         """Return what a row of the history shows of the server's state, by name: one number per run."""

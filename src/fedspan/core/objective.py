@@ -6,8 +6,7 @@ Everything is for a whole cohort at once: vectors are (runs, clients, size), see
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,44 +16,19 @@ import torch
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import LinearMap
 
 if TYPE_CHECKING:
     from fedspan.core.round import Round
 
 
 Direction = Callable[[Vector], Vector]
-"""What a local step subtracts at a point, times the learning rate."""
+"""What a local step subtracts at a point, times the learning rate.
 
-
-class InPlaceDirection(ABC):  # a class and no Protocol: it is asked for in every round
-    """A direction whose point can lie in the model's own memory, so that a step copies nothing."""
-
-    @abstractmethod
-    def __call__(self, y: Vector) -> Vector:
-        """The direction at y. Asked at the point of `in_place`, the next call overwrites what this one returns."""
-
-    @abstractmethod
-    def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
-        """A point with the numbers of `start`, which the caller changes in place; it ends with the context."""
-
-
-class SteppingDirection(ABC):
-    """A direction that can take plain steps y ← y − η direction(y) together with its gradients."""
-
-    @property
-    @abstractmethod
-    def takes_steps(self) -> bool:
-        """Whether it can, with what was asked of it."""
-
-    @abstractmethod
-    def __call__(self, y: Vector) -> Vector:
-        """The direction at y."""
-
-    @abstractmethod
-    def descend(self, start: Vector, lr: float, steps: int) -> Vector:
-        """The end point of plain steps."""
-
+A direction may have more than its value at a point. `in_place(start)` is a context manager of a point with the values
+of `start` in the model's own memory: the caller changes it in place, and a value at it is overwritten by the next one.
+Where `takes_steps` is true, `descend(start, lr, steps)` is the end point of plain steps y ← y − η direction(y).
+"""
 
 Plus = Vector | Direction | None
 """What a method adds to a gradient: a vector such as a control, or a function of the point such as μ (y − x)."""
@@ -89,22 +63,24 @@ class Objective(ABC):
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz; ξ) + plus. This default forms the full gradient; tasks override it to avoid that."""
-        if plus is None:
-            return lambda z: P @ self.grad(x + P.T @ z)
-        return lambda z: P @ self.grad(x + P.T @ z) + plus
+        inside: Direction = lambda z: P @ self.grad(x + P.T @ z)  # noqa: E731
+        return inside if plus is None else lambda z: inside(z) + plus
 
 
 class Flat(Objective):
-    """f = 0, for rounds without data."""
+    """f = 0 of so many clients in each run, for rounds without data."""
+
+    def __init__(self, clients: int = 1) -> None:
+        self.clients = clients
 
     def grad(self, y: Vector) -> Vector:
-        return torch.zeros_like(y)
+        return y.new_zeros(y.shape[0], self.clients, y.shape[-1])
 
     def full_grad(self, x: Vector) -> Vector:
-        return torch.zeros_like(x)
+        return self.grad(x)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
-        return torch.zeros_like if plus is None else lambda z: torch.zeros_like(z) + plus
+        return self.direction(plus)
 
 
 class Problem(ABC):
@@ -114,6 +90,7 @@ class Problem(ABC):
     layout: Layout
     x0: Vector  # (runs, 1, d)
     clients: int  # N
+    names: Sequence[str] | None = None  # of the clients; None: they have numbers alone
     weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
     cohort_mode: Literal["batched", "per_client"] = "batched"  # all clients at once or not

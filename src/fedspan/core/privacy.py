@@ -80,47 +80,15 @@ class Privacy:
                 "`level` must be 'client', which protects all data of a client, or 'example', which protects one row, "
                 f"got {shown(self.level)}"
             )
+        given = [name for name in ("noise", "epsilon", "quantile", "leak") if getattr(self, name)]
         if self.clip is not None:
             self._check_noise()
         elif not self.secure:
             raise SpecError("`privacy` needs `clip` with `epsilon` or `noise`, or secure = true")
-        elif given := [
-            name for name in ("noise", "epsilon", "quantile", "leak") if getattr(self, name)
-        ]:
+        elif given:
             raise SpecError(
                 f"`{given[0]}` is of differential privacy, which needs `clip`; give one, or leave it out"
             )
-        self._check_secure()
-
-    def _check_noise(self) -> None:
-        positive("clip", self.clip)
-        if (self.noise is None) == (self.epsilon is None):
-            given = "neither" if self.noise is None else "both"
-            raise SpecError(
-                f"`privacy` needs `epsilon` or `noise`, got {given}; give one, such as epsilon = 8"
-            )
-        if self.noise is not None:
-            not_negative("noise", self.noise)
-        if self.epsilon is not None:
-            positive("epsilon", self.epsilon)
-        for name, share in (("delta", self.delta), ("quantile", self.quantile)):
-            if share is not None and not 0 < number(name, share) < 1:
-                raise SpecError(f"`{name}` must be above 0 and below 1, got {shown(share)}")
-        below_one("leak", self.leak)
-        if self.level == "example":
-            self._check_example()
-
-    def _check_example(self) -> None:
-        if self.epsilon is not None:
-            raise SpecError(
-                f"`epsilon` {self.epsilon!r} cannot be solved for at level 'example', where each client has its own; "
-                "give `noise`, and find ε in the history"
-            )
-        for name, default in (("quantile", None), ("leak", 0.0)):
-            if (value := getattr(self, name)) != default:
-                raise SpecError(f"`{name}` {value!r} is for level 'client'; leave it out")
-
-    def _check_secure(self) -> None:
         true_or_false("secure_signed", self.secure_signed)
         positive_share("secure_threshold", self.secure_threshold)
         if self.secure_threshold <= 0.5:
@@ -130,14 +98,40 @@ class Privacy:
             )
         if self.secure_bits not in FORMATS:
             raise SpecError(f"`secure_bits` must be 32 or 64, got {shown(self.secure_bits)}")
-        for name in ("secure_scale", "secure_range"):
-            if getattr(self, name) is not None:
-                positive(name, getattr(self, name))
+        positive("secure_scale", self.fixed_scale)
+        positive("secure_range", self.fixed_range)
         if self.fixed_scale * self.fixed_range >= 2**53:
             raise SpecError(
                 f"`secure_scale` {self.fixed_scale:g} times `secure_range` {self.fixed_range:g} is above 2^53, beyond "
                 "which whole numbers are not exact; lower one of them"
             )
+
+    def _check_noise(self) -> None:
+        positive("clip", self.clip)
+        if (self.noise is None) == (self.epsilon is None):
+            given = "neither" if self.noise is None else "both"
+            raise SpecError(
+                f"`privacy` needs `epsilon` or `noise`, got {given}; give one, such as epsilon = 8"
+            )
+        if self.epsilon is None:
+            not_negative("noise", self.noise)
+        else:
+            positive("epsilon", self.epsilon)
+        for name in ("delta", "quantile"):
+            share = getattr(self, name)
+            if share is not None and not 0 < number(name, share) < 1:
+                raise SpecError(f"`{name}` must be above 0 and below 1, got {shown(share)}")
+        below_one("leak", self.leak)
+        if self.level == "client":
+            return
+        if self.epsilon is not None:
+            raise SpecError(
+                f"`epsilon` {self.epsilon!r} cannot be solved for at level 'example', where each client has its own; "
+                "give `noise`, and find ε in the history"
+            )
+        for name in ("quantile", "leak"):
+            if value := getattr(self, name):
+                raise SpecError(f"`{name}` {value!r} is for level 'client'; leave it out")
 
     @property
     def fixed_scale(self) -> float:

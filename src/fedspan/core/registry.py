@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedspan.core.aggregator import Aggregator
-from fedspan.core.axes import Downlink, Drift, Server, Uplink
+from fedspan.core.axes import Downlink, Drift, Optimizer, Server, Uplink
 from fedspan.core.callback import Callback
 from fedspan.core.catalog import FOLDERS, first_paragraph
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.method import Method
 from fedspan.core.metric import Metric, snake_case
-from fedspan.core.optimizer import Optimizer
 from fedspan.core.partition import Partition
 from fedspan.core.projector import Projector
 from fedspan.core.task import Task

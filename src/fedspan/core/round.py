@@ -82,9 +82,7 @@ class Round:
         """How many of the last rounds' changes, this one's included, some client with a copy of x lacks after it."""
         if self.everyone is None:
             return self.t + 1
-        copies = self._last_rounds(self.everyone)
-        if self.known_start:
-            copies = copies.clip(min=0)
+        copies = self._last_rounds(self.everyone).clip(min=0 if self.known_start else -1)
         return self.t + 1 - int(copies[copies >= 0].min(initial=self.t))
 
     def still_last(self, rounds: Collection[int]) -> set[int]:
@@ -102,10 +100,8 @@ class Round:
     @functools.cached_property
     def rows(self) -> npt.NDArray[np.int64]:
         """The cohort as flat numbers run · N + client, in order."""
-        if self.schedule is None:
-            return flat_rows(self.ids, self.clients)
-        known: npt.NDArray[np.int64] = self.schedule.rows[self.t - self.schedule.first]
-        return known
+        plan = self.schedule
+        return flat_rows(self.ids, self.clients) if plan is None else plan.rows[self.t - plan.first]
 
     def mean(self, v: Vector) -> Vector:
         """mean_S v: over the clients of the round, by their weights; (runs, S, n) → (runs, 1, n).
@@ -133,7 +129,5 @@ class Round:
     def subset(self, arrived: npt.NDArray[np.int64]) -> Round:
         """The round with some places of the cohort only, the same in every run: those that replied."""
         weights = None if self.weights is None else self.weights[:, arrived]
-        ids, last_round = (
-            one.take(arrived, 1) for one in (self.ids, self.last_round)
-        )  # in the order of memory
-        return replace(self, ids=ids, last_round=last_round, weights=weights, schedule=None)
+        ids, last = self.ids.take(arrived, 1), self.last_round.take(arrived, 1)  # in memory's order
+        return replace(self, ids=ids, last_round=last, weights=weights, schedule=None)

@@ -1,10 +1,10 @@
-"""How a client gets x when only r numbers are sent per round.
+"""How a client gets x when only r values are sent per round.
 
 A client keeps its copy of x and the round it is from. The server keeps a `Log` of the changes of x in the last rounds,
-each as it is sent: r numbers in the subspace of its round, or a compressed change. It sends the changes that the client
+each as it is sent: r values in the subspace of its round, or a compressed change. It sends the changes that the client
 missed, or x in full when that is fewer bytes or the client is new. A client that has the initial x by itself counts as
-one whose copy is from round 0. `ModelSync` is this download for a whole cohort. In
-one process `x` is simply there. Over a network, `pick` selects what one client is sent and `open` rebuilds x there.
+one whose copy is from round 0. `ModelSync` is this download for a whole cohort. In one process `x` is simply there.
+Over a network, `pick` selects what one client is sent and `open` rebuilds x there.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from fedspan.core.layout import Vector
 from fedspan.core.round import Round
 
 Entry = Vector | Encoded  # all entries of a log are of one kind and length
-Keep = Literal["none", "first", "all"]
+Rounds = npt.NDArray[np.int64]
 Needed = Callable[
     [Collection[int]], Collection[int]
 ]  # rounds → those whose change some client needs
 Apply = Callable[[Vector, Any, int], Vector]  # (copy, entry, round) → the copy after that round
+MISSED = "missed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,53 +39,49 @@ class Log:
 
     entries: tuple[Entry, ...] = ()  # the changes of the last rounds, oldest first
     end: int = 0  # the round after the last change
-    earlier: Mapping[int, Entry] = field(
-        default_factory=dict
-    )  # round → its change, for clients that need it alone
+    # round → its change, for clients that need it alone
+    earlier: Mapping[int, Entry] = field(default_factory=dict)
 
     def push(self, entry: Entry, keep: int, needed: Needed | None = None) -> Log:
-        """The log with one more round, cut to the last `keep` and to earlier ones that are needed; none by default."""
+        """Return the log with one more round, cut to the last `keep` and to earlier ones that are needed."""
         entries, earlier = (*self.entries, entry)[-keep:], dict[int, Entry]()
         if needed is not None:
             gone = self.entries[: len(self.entries) + 1 - len(entries)]
             before = {**self.earlier, **dict(enumerate(gone, self.end - len(self.entries)))}
-            still = needed(before)
-            earlier = {t: one for t, one in before.items() if t in still}
+            earlier = {t: before[t] for t in sorted(needed(before))}
         return Log(entries, self.end + 1, earlier)
 
     def at(self, t: int) -> Any:
-        """The change made in round t."""
+        """Return the change made in round t."""
+        if t in self.earlier:
+            return self.earlier[t]
         index = t - self.end + len(self.entries)
-        if t not in self.earlier and not 0 <= index < len(self.entries):
+        if not 0 <= index < len(self.entries):
             raise ProtocolError(
                 f"the change of round {t} is not in the log, which ends before round {self.end}"
             )
-        return self.entries[index] if index >= 0 else self.earlier[t]
+        return self.entries[index]
 
     def arrays(self) -> dict[str, torch.Tensor]:
-        """All entries in one array, or one per part of compressed ones, so that a checkpoint's header stays small."""
-        return {
-            "end": torch.tensor([self.end, *self.earlier]),
-            **_joined((*self.earlier.values(), *self.entries)),
-        }
+        """Return all entries in one array, or one per part of compressed ones: a checkpoint's header stays small."""
+        end = torch.tensor([self.end, *self.earlier])
+        return {"end": end, **_joined((*self.earlier.values(), *self.entries))}
 
     @staticmethod
     def from_arrays(arrays: dict[str, torch.Tensor]) -> Log:
-        """The inverse of `arrays`."""
-        if arrays["end"].dtype != torch.int64 or arrays["end"].dim() != 1:
+        """Return the log of some arrays."""
+        rounds = arrays["end"]
+        if rounds.dtype != torch.int64 or rounds.dim() != 1:
             raise ProtocolError(
-                f"the rounds of a log are of type {arrays['end'].dtype} {tuple(arrays['end'].shape)}"
+                f"the rounds of a log are of type {rounds.dtype} {tuple(rounds.shape)}"
             )
-        end, *earlier = arrays["end"].tolist()
+        end, *earlier = rounds.tolist()
         entries = _apart({name: array for name, array in arrays.items() if name != "end"})
         last = entries[len(earlier) :]
-        if (
-            len(set(earlier)) < len(earlier)
-            or len(entries) < len(earlier)
-            or max(earlier, default=-1) >= end - len(last)
-        ):
+        before = dict(zip(earlier, entries, strict=False))
+        if len(before) < len(earlier) or max(earlier, default=-1) >= end - len(last):
             raise ProtocolError("a log has not as many changes as it says")
-        return Log(last, end, dict(zip(earlier, entries, strict=False)))
+        return Log(last, end, before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,39 +95,18 @@ class ModelSync:
 
     x: Vector | None  # the server's; at a client on its own machine only if it was sent in full
     log: Log  # the changes of x in the last rounds
-    last_round: npt.NDArray[
-        np.int64
-    ]  # (runs, clients): the round in which each client last took part, -1 for none
-    keep: Keep = "none"
+    last_round: (
+        Rounds  # (runs, clients): the round in which each client last took part, -1 for none
+    )
+    keep: Literal["none", "first", "all"] = "none"
     known_start: bool = False  # whether new clients have a copy from round 0
 
     @staticmethod
-    def of(x: Vector, log: Log, rnd: Round, keep: Keep = "none") -> ModelSync:
-        """What the clients of a round lack of x."""
+    def of(
+        x: Vector, log: Log, rnd: Round, keep: Literal["none", "first", "all"] = "none"
+    ) -> ModelSync:
+        """Return what the clients of a round lack of x."""
         return ModelSync(x, log, rnd.last_round, keep, rnd.known_start)
-
-    @property
-    def copy_round(self) -> npt.NDArray[np.int64]:
-        """The round of each client's copy, -1 for none."""
-        return self.last_round.clip(min=0) if self.known_start else self.last_round
-
-    @property
-    def full(self) -> npt.NDArray[np.bool_]:
-        """Who gets x in full: new clients, and those for whom it is fewer bytes than the changes they missed."""
-        return self._too_old(self.copy_round)
-
-    def _too_old(self, copies: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        log = self.log
-        if not log.entries or self.keep == "all":
-            return copies < 0
-        model, kept = bytes_of(self.model), len(log.entries)
-        old = copies < log.end - min(
-            worth_sending(log.entries[-1], model, self.keep), kept
-        )  # -1 is below any round
-        if self.known_start and self.keep == "first":  # no entry is sent beside x to a new client
-            new = copies < log.end - min(worth_sending(log.entries[-1], model), kept)
-            return np.where(self.last_round < 0, new, old)
-        return old
 
     @property
     def model(self) -> Vector:
@@ -142,42 +118,45 @@ class ModelSync:
         return self.x
 
     @functools.cached_property
-    def entries_sent(self) -> npt.NDArray[np.int64]:
-        """How many log entries are sent to each client."""
-        gap = self.log.end - np.maximum(self.last_round, 0)
-        if self.keep == "all":
-            return gap
-        extra = np.where(self.last_round < 0, 0, 1) if self.keep == "first" else 0
-        return np.where(self.full, extra, gap)
+    def sent(self) -> tuple[npt.NDArray[np.bool_], Rounds]:
+        """Who gets x in full, and how many log entries each client is sent.
 
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes sent to each client, (runs, clients)."""
-        entry, model = (
-            bytes_of(self.log.entries[-1]) if self.log.entries else 0,
-            bytes_of(self.model),
-        )
-        copies = self.copy_round
-        full = self._too_old(copies)
-        if self.keep == "none":
-            return np.where(full, model, (self.log.end - copies) * entry)
-        return full * model + self.entries_sent * entry
+        New clients get x, and those for whom it is fewer bytes than the changes they missed.
+        """
+        log, last = self.log, self.last_round
+        began = last.clip(min=0)  # the round of the first change that a client lacks
+        copies = began if self.known_start else last
+        if self.keep == "all" or not log.entries:
+            full = copies < 0
+        else:
+            reach: Any = bytes_of(self.model) // bytes_of(log.entries[-1])
+            if self.keep == "first":  # an entry is sent even beside x, but to a new client
+                reach = reach + (last >= 0)
+            full = copies < np.maximum(log.end - reach, log.end - len(log.entries))
+        missed = log.end - began
+        if self.keep == "all":
+            return full, missed
+        return full, np.where(full, last >= 0 if self.keep == "first" else 0, missed)
+
+    def sizes(self) -> Rounds:
+        """Return the bytes sent to each client, (runs, clients)."""
+        full, missed = self.sent
+        entry = bytes_of(self.log.entries[-1]) if self.log.entries else 0
+        return full * bytes_of(self.model) + missed * entry
 
     def pick(self, client: int, full: bool = False) -> ModelSync:
-        """What is sent to one client of a single run; `full` sends x in any case."""
-        start, sent = max(int(self.last_round[0, client]), 0), int(self.entries_sent[0, client])
+        """Return what is sent to one client of a single run; `full` sends x in any case."""
+        own = self.last_round[:, client : client + 1]
+        start, (gets_x, missed) = max(int(own[0, 0]), 0), self.sent
+        end = start + int(missed[0, client])
         if full and self.keep != "all":
-            sent = int(self.keep == "first" and self.last_round[0, client] >= 0)
-        entries = tuple(self.log.at(t) for t in range(start, start + sent))
-        x = self.x if full or self.full[0, client] else None
-        return replace(
-            self,
-            x=x,
-            log=Log(entries, start + sent),
-            last_round=self.last_round[:, client : client + 1],
-        )
+            end = start + (self.keep == "first" and int(own[0, 0]) >= 0)
+        log = Log(tuple(self.log.at(t) for t in range(start, end)), end)
+        x = self.x if full or gets_x[0, client] else None
+        return replace(self, x=x, log=log, last_round=own)
 
     def arrays(self) -> dict[str, Vector]:
-        """What is sent to one client: x, or the missed entries in order, or both; no entries are an empty array."""
+        """Return what is sent to one client: x, or the missed entries, or both; no entries are an empty array."""
         missed = _joined(self.log.entries)
         if self.x is not None:
             return {"x": self.x, **missed}
@@ -185,74 +164,68 @@ class ModelSync:
 
     @staticmethod
     def from_arrays(arrays: dict[str, Vector]) -> ModelSync:
-        """The inverse of `arrays`. Only the client knows the round of its copy: `open` fills it in."""
+        """Return the download of some arrays. Only the client knows the round of its copy: `open` fills it in."""
         entries = _apart({name: array for name, array in arrays.items() if name != "x"})
         return ModelSync(arrays.get("x"), Log(entries, len(entries)), np.array([[-1]]))
 
     def open(self, copy: Vector | None, last_round: int, apply: Apply) -> ModelSync:
-        """At a client with a copy of x from round `last_round`: rebuilds x."""
-        start = max(last_round, 0)
-        log = Log(self.log.entries, start + len(self.log.entries))
-        x = self.x
+        """Return the download with x rebuilt, at a client with a copy of x from round `last_round`."""
+        start, x = max(last_round, 0), self.x
         if x is None:
             if copy is None:
                 raise ProtocolError(
                     "the server sent changes of the model, but this client has no copy to apply them to"
                 )
             x = copy
-            for t in range(start, log.end):
-                x = apply(x, log.at(t), t)
+            for t, entry in enumerate(self.log.entries, start):
+                x = apply(x, entry, t)
+        log = Log(self.log.entries, start + len(self.log.entries))
         return replace(self, x=x, log=log, last_round=np.array([[last_round]]))
 
 
 def opened(down: Bundle, copy: Vector | None, last_round: int, apply: Apply) -> Bundle:
-    """At a client: return the download with x rebuilt from the client's copy."""
-    sync = down.get("sync")
-    return down if sync is None else down.replace(sync=sync.open(copy, last_round, apply))
+    """Return the download, at a client, with x rebuilt from the client's copy."""
+    return _with(down, lambda sync: sync.open(copy, last_round, apply))
 
 
-def subset(down: Bundle, places: npt.NDArray[np.int64]) -> Bundle:
+def subset(down: Bundle, places: Rounds) -> Bundle:
     """Return the download of some places of the cohort."""
-    sync = down.get("sync")
-    if sync is None:
-        return down
-    return down.replace(sync=replace(sync, last_round=sync.last_round[:, places]))
+    return _with(down, lambda sync: replace(sync, last_round=sync.last_round[:, places]))
 
 
 def dated(down: Bundle, place: int, last_round: int) -> Bundle:
     """Return the download with another date for the copy of the client at one place of a single run."""
+
+    def redated(sync: ModelSync) -> ModelSync:
+        dates = sync.last_round.copy()
+        dates[0, place] = last_round
+        return replace(sync, last_round=dates)
+
+    return _with(down, redated)
+
+
+def _with(down: Bundle, change: Callable[[ModelSync], ModelSync]) -> Bundle:
     sync = down.get("sync")
-    if sync is None:
-        return down
-    dates = sync.last_round.copy()
-    dates[0, place] = last_round
-    return down.replace(sync=replace(sync, last_round=dates))
-
-
-def worth_sending(entry: Entry, model: int, keep: Keep = "none") -> int:
-    """How many changes like `entry` take no more bytes than the model, and the entry that is sent even with it."""
-    return model // bytes_of(entry) + (1 if keep == "first" else 0)
+    return down if sync is None else down.replace(sync=change(sync))
 
 
 def bytes_of(entry: Entry) -> int:
-    """Bytes that an entry takes in a message."""
+    """Return the bytes that an entry takes in a message."""
     return entry.bytes if isinstance(entry, Encoded) else entry.shape[-1] * entry.itemsize
 
 
-MISSED = "missed"
-
-
-def _joined(entries: tuple[Entry, ...]) -> dict[str, torch.Tensor]:
-    """Entries one after the other along the axis of clients; each part of compressed ones by itself."""
-    named = [entry.parts if isinstance(entry, Encoded) else {"": entry} for entry in entries]
-    joined = {
-        name: torch.cat([parts[name] for parts in named], 1) for name in (named[0] if named else ())
-    }
-    return {f"{MISSED}.{name}" if name else MISSED: array for name, array in joined.items()}
+def _joined(entries: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+    """Return entries one after the other along the axis of clients; each part of compressed ones by itself."""
+    if not entries:
+        return {}
+    if isinstance(entries[0], torch.Tensor):
+        return {MISSED: torch.cat(entries, 1)}
+    named = [entry.parts for entry in entries]
+    return {f"{MISSED}.{name}": torch.cat([one[name] for one in named], 1) for name in named[0]}
 
 
 def _apart(arrays: dict[str, torch.Tensor]) -> tuple[Entry, ...]:
-    """The inverse of `_joined`."""
+    """Return the entries that `_joined` has joined."""
     if MISSED in arrays:
         return tuple(arrays[MISSED].split(1, 1)) if arrays[MISSED].shape[1] else ()
     names = [name.removeprefix(f"{MISSED}.") for name in arrays]

@@ -7,6 +7,7 @@ ledger counts: the bytes of the arrays that `pack` makes for each client.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from fedspan.core.sync import Log, ModelSync
 
 Arrays = dict[str, torch.Tensor]
 Counts = npt.NDArray[np.int64]
+PARTS = {field.name for field in dataclasses.fields(Encoded)}  # of a compressed vector
 
 
 def pack(bundle: Bundle) -> Arrays:
@@ -32,10 +34,9 @@ def pack(bundle: Bundle) -> Arrays:
     for name, part in vars(bundle).items():
         if isinstance(part, torch.Tensor):
             out[name] = part
-        elif isinstance(part, Encoded):
-            out.update({f"{name}.{inner}": array for inner, array in part.parts.items()})
-        elif isinstance(part, ModelSync | Log):
-            out.update({f"{name}.{inner}": array for inner, array in part.arrays().items()})
+        elif isinstance(part, Encoded | ModelSync | Log):
+            inside = part.parts if isinstance(part, Encoded) else part.arrays()
+            out.update({f"{name}.{inner}": array for inner, array in inside.items()})
         else:
             raise ProtocolError(f"part {name!r} of type {type(part).__name__} cannot be sent")
     return out
@@ -58,8 +59,10 @@ def unpack(arrays: Arrays) -> Bundle:
             parts[name] = ModelSync.from_arrays(inside)
         elif name == "log":
             parts[name] = Log.from_arrays(inside)
+        elif unknown := inside.keys() - PARTS:
+            raise ProtocolError(f"a compressed vector has no part {min(unknown)!r}")
         else:
-            parts[name] = Encoded.of(inside)
+            parts[name] = Encoded(**inside)
     return Bundle(**parts)
 
 
@@ -84,34 +87,27 @@ def pick(message: Bundle, client: int, full: bool = False) -> Bundle:
         if isinstance(part, ModelSync):
             cut[name] = part.pick(client, full)
         else:
-            cut[name] = each(part, lambda v: v[:, client : client + 1] if v.shape[1] > 1 else v)
+            cut[name] = _each(
+                [part], lambda of: of[0][:, client : client + 1] if of[0].shape[1] > 1 else of[0]
+            )
     return Bundle(**cut)
 
 
 def gather(messages: list[Bundle]) -> Bundle:
-    """Messages of single clients as the message of a cohort."""
+    """Return messages of single clients as the message of a cohort."""
+    named = {name: [getattr(one, name) for one in messages] for name in vars(messages[0])}
     return Bundle(
-        **{
-            name: join([getattr(message, name) for message in messages])
-            for name in vars(messages[0])
-        }
+        **{name: _each(parts, lambda of: torch.cat(of, 1)) for name, parts in named.items()}
     )
 
 
-def join(parts: list[Any]) -> Any:
-    """The same part of several clients as one."""
+def _each(parts: list[Any], function: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+    """Return what a function makes of the same part of messages, or of each tensor of compressed vectors."""
     if isinstance(parts[0], Encoded):
         return Encoded(
-            **{name: torch.cat([p.parts[name] for p in parts], 1) for name in parts[0].parts}
+            **{name: function([one.parts[name] for one in parts]) for name in parts[0].parts}
         )
-    return torch.cat(parts, 1)
-
-
-def each(part: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A part with a function applied to its tensor, or to each tensor of a compressed vector."""
-    if isinstance(part, Encoded):
-        return Encoded(**{name: function(array) for name, array in part.parts.items()})
-    return function(part)
+    return function(parts)
 
 
 def check_forms(
@@ -124,11 +120,8 @@ def check_forms(
     for name, array in found.items():
         other = like[name]
         axes = zip(array.shape, other.shape, strict=False)
-        if (
-            array.dtype != other.dtype
-            or array.dim() != other.dim()
-            or any(a != b for a, b in axes if b or exact)
-        ):
+        differs = any(a != b for a, b in axes if b or exact)
+        if differs or (array.dtype, array.dim()) != (other.dtype, other.dim()):
             here, there = (
                 f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}"
                 for one in (array, other)
@@ -139,15 +132,11 @@ def check_forms(
 
 
 def check_weights(found: Arrays, like: Arrays, what: str) -> None:
-    """Refuses weights that are not those of a model like this, or that are not finite where these are."""
+    """Refuse weights that are not those of a model like this, or that are not finite where these are."""
     check_forms(found, like, what, exact=True)
     for name, array in found.items():
-        if (
-            array.is_floating_point()
-            and array.numel()
-            and all_finite(like[name])
-            and not all_finite(array)
-        ):
+        known = array.is_floating_point() and array.numel() and all_finite(like[name])
+        if known and not all_finite(array):
             raise CheckpointError(f"{what} is damaged: {name!r} is not finite; start the run again")
 
 

@@ -22,77 +22,65 @@ SEEN = "fedspan_seen"  # attribute of a storage: what counts it until it is gone
 
 
 def empty(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same shape and type without numbers."""
+    """Return a tensor of the same shape and type without values."""
     return torch.empty_like(tensor, device=NOWHERE)
 
 
-def _flat(args: Iterable[Any]) -> Iterator[Any]:
-    """Operands, also those in lists; much faster than torch's own, and called for every operation."""
-    for arg in args:
-        if isinstance(arg, list | tuple):
-            yield from arg
-        else:
-            yield arg
+class Live(TorchDispatchMode):
+    """Run operations without values where an operand has none, and count bytes alive: now, and the most so far.
 
+    Args:
+        device: The device whose tensors are counted. None: no tensors are.
+    """
 
-class WithoutNumbers(TorchDispatchMode):
-    """An operation on a tensor without numbers takes all its tensors as such, wherever they are."""
+    def __init__(self, device: torch.device | None = NOWHERE) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device, self.now, self.peak = device, 0, 0
+        self.paused = False  # tensors made meanwhile are not counted
+        self.touching = False  # but are once an operation uses them
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and to skip it torch would load its compiler, which takes seconds
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return args[0].dtype != torch.bool and 1  # as a number one, as a condition false
-        given = {t.is_meta for t in _flat(args) if isinstance(t, torch.Tensor)}
-        if len(given) == 2:
-            args, kwargs = tree_map_only(
-                torch.Tensor, lambda t: t if t.is_meta else empty(t), (args, kwargs)
-            )
-        return func(*args, **kwargs)
-
-
-class Live(WithoutNumbers):
-    """Bytes of the tensors alive on a device: now, and the most so far."""
-
-    def __init__(self, device: torch.device = NOWHERE) -> None:
-        super().__init__()
-        self.device, self.now, self.peak = device, 0, 0
-        self.paused = False  # tensors made meanwhile are not counted
-        self.touching = False  # but are once an operation uses them
-
     def count(self, tensors: Iterable[Any], unseen: bool = False) -> None:
         """Count the tensors' storages until they are gone; with `unseen` also those that were made while paused."""
         for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device.type:
+            if isinstance(tensor, torch.Tensor) and tensor.device == self.device:
                 storage = tensor.untyped_storage()
                 seen = getattr(storage, SEEN, None)
                 if seen is None or (unseen and seen is False):
                     setattr(storage, SEEN, not self.paused and _Seen(self, storage.nbytes()))
 
     def restart(self) -> int:
-        """Forget the peak; bytes alive now."""
+        """Forget the peak, and return the bytes alive now."""
         gc.collect()
         self.peak = self.now
         return self.now
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Tensors made meanwhile are not counted."""
+        """Do not count tensors made meanwhile."""
         self.paused = True
         yield
         self.paused = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return args[0].dtype != torch.bool and 1  # as a number one, as a condition false
+        # Operands, also those in lists; much faster than torch's own way, and done for every operation.
+        parts = (arg if isinstance(arg, list | tuple) else (arg,) for arg in args)
+        operands = [t for part in parts for t in part if isinstance(t, torch.Tensor)]
         if self.touching:
-            self.count(_flat(args), unseen=True)
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        self.count(tree_leaves(out))
+            self.count(operands, unseen=True)
+        if len({t.is_meta for t in operands}) == 2:
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda t: t if t.is_meta else empty(t), (args, kwargs)
+            )
+        out = func(*args, **kwargs)
+        if self.device is not None:
+            self.count(tree_leaves(out))
         return out
 
 
@@ -110,7 +98,7 @@ _attention = F.scaled_dot_product_attention
 
 
 def _fused(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Attention by the kernel that a CPU uses, if any: the meta device would form the probabilities."""
+    """Compute attention by the kernel that a CPU uses, if any: the meta device would form the probabilities."""
     if len(args) != 3 or kwargs.get("dropout_p") or kwargs.get("enable_gqa"):
         return _attention(*args, **kwargs)
     own = {name: kwargs[name] for name in ("attn_mask", "scale") if kwargs.get(name) is not None}

@@ -15,8 +15,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +27,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from fedspan.core import wire
 from fedspan.core.config import Engine, Settings
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.method import Method
-from fedspan.core.objective import Direction, InPlaceDirection, Objective, Plus
+from fedspan.core.objective import Direction, Objective, Plus
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live, empty, rehearsal
 from fedspan.engine.simulator import Replica, answer
@@ -77,11 +76,9 @@ class OneBatch:
 
 def without_numbers(model: nn.Module) -> nn.Module:
     """Copy a model to the meta device, for training. A tensor that is used in several places stays one tensor."""
-    memo: dict[int, Any] = {}
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        new = empty(tensor)
-        trains = tensor.requires_grad
-        memo[id(tensor)] = nn.Parameter(new, trains) if isinstance(tensor, nn.Parameter) else new
+    memo: dict[int, Any] = {id(buffer): empty(buffer) for buffer in model.buffers()}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(empty(parameter), parameter.requires_grad)
     return copy.deepcopy(model, memo).train()
 
 
@@ -93,11 +90,10 @@ def largest_batch(problem: TorchProblem) -> Batch:
         return batch_size_of(source, problem.batch_size), longest
 
     source = max(problem.local_data, key=size)
+    order = torch.arange(len(source))
     if isinstance(source, Texts):
         order = source.lengths.argsort(descending=True)
-    else:
-        order = torch.arange(len(source))
-    return source.take(order[: batch_size_of(source, problem.batch_size)])
+    return source.take(order[: size(source)[0]])
 
 
 def dry_problem(problem: TorchProblem) -> TorchProblem:
@@ -114,14 +110,8 @@ def dry_problem(problem: TorchProblem) -> TorchProblem:
         training=dataclasses.replace(problem.training, augment=None),
         engine=Engine(recompute=problem.recompute),
     )
-    found = TorchProblem(
-        without_numbers(problem.model),
-        [OneBatch(batch)],
-        problem.loss,
-        problem.rules,
-        settings,
-        on_client=True,
-    )
+    model, data = without_numbers(problem.model), [OneBatch(batch)]
+    found = TorchProblem(model, data, problem.loss, problem.rules, settings, on_client=True)
     found.device = torch.device("cpu")  # steps are those of a CPU
     return found
 
@@ -139,41 +129,85 @@ def step_memory(method: Method, problem: TorchProblem, live: Live) -> Memory:
     It is that of the method's own step, or of PEFT's adapters if the method declares adapters.
     """
     footprint, itemsize = method.footprint(problem.layout), problem.layout.dtype.itemsize
-    model, held = problem.model, 0  # `held` is there between two steps, besides model and batch
-    if footprint.adapters is not None:
-        batch = largest_batch(problem)
+    model, batch, step, held = problem.model, largest_batch(problem), None, 0
+    if footprint.ranks is not None:
         step, model, trained = lora(
             model, lambda m: problem.loss(m, batch), problem.rules, footprint
         )
         footprint, itemsize = dataclasses.replace(footprint, trained=trained), 4
-        _count(model, problem, live)
+    tensors = [*model.parameters(), *model.buffers()]
+    live.count([*tensors, *tree_leaves(batch)])
+    base, gradients = live.restart(), itemsize * footprint.trained
+    if step is None:
+        start, in_place = _local_steps(method, problem, live)
+        held = start - base - in_place * gradients  # a gradient in place stays from step to step
+    else:
         for _ in range(2):  # the first makes the optimizer's state
             live.restart()
             step()
-    else:
-        problem.module.checked = True
-        base = _count(model, problem, live)
-        held = _local_steps(method, problem, live, itemsize * footprint.trained) - base
-    weights = sum(t.nbytes for t in _tensors(model))
-    gradients, optimizer = itemsize * footprint.trained, itemsize * footprint.optimizer
+    weights, optimizer = sum(t.nbytes for t in tensors), itemsize * footprint.optimizer
     controls = max(0, held - optimizer)
     rest = live.peak - weights - gradients - optimizer - controls
     return Memory(weights, gradients, rest, optimizer, controls)
 
 
-def _local_steps(method: Method, problem: TorchProblem, live: Live, gradient: int) -> int:
-    """Run `client_step` until its steps have been seen; bytes alive between two of them."""
+def _local_steps(method: Method, problem: TorchProblem, live: Live) -> tuple[int, bool]:
+    """Run `client_step` until its steps have been seen.
+
+    Returns:
+        Bytes alive between two steps, and whether gradients are among them.
+    """
     method = dataclasses.replace(method, lr=1.0, local_steps=WATCHED_STEPS)  # type: ignore[type-var]
+    problem.module.checked = True
     rnd = _round(0, dataclasses.replace(problem.layout), -1, WATCHED_STEPS)
     with live.pause(), torch.device(problem.device):
         x = torch.zeros_like(problem.module.flat, dtype=rnd.layout.dtype).view(1, 1, -1)
         down = method.broadcast(method.init_server(x, rnd.layout), rnd)
         state = method.init_client(x, rnd.layout)
-    f = _Watched(problem.cohort(rnd), live)
+    loss, steps, start = problem.loss, itertools.count(1), 0
+
+    def watched(model: nn.Module, batch: Batch) -> torch.Tensor:
+        nonlocal start
+        step = next(steps)
+        if step == WATCHED_STEPS:  # the step before is measured
+            raise _Measured
+        live.touching = step == WATCHED_STEPS - 2  # it shows what steps use
+        if not live.touching:
+            start = live.restart()
+        return loss(model, batch)
+
+    problem.loss, f = watched, _Watched(problem.cohort(rnd))
     with torch.no_grad(), suppress(_Measured):
         method.client_step(state, down, f, rnd)
     problem.release()
-    return f.start - f.in_place * gradient  # a gradient in place stays from step to step
+    return start, f.in_place
+
+
+class _Measured(Exception):  # noqa: N818 (it ends a rehearsal that went well)
+    """The local steps have been seen, and what the method does after them does not matter."""
+
+
+class _Watched(Objective):
+    """The client's objective; it notes whether gradients stay in memory from step to step."""
+
+    def __init__(self, f: Objective) -> None:
+        self.f, self.in_place = f, False
+
+    def grad(self, y: Vector) -> Vector:
+        return self.f.grad(y)
+
+    def full_grad(self, x: Vector) -> Vector:
+        return self.f.grad(x)
+
+    def direction(self, plus: Plus = None) -> Direction:
+        return self._noted(self.f.direction(plus))
+
+    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+        return self._noted(self.f.restrict(x, P, plus))
+
+    def _noted(self, found: Direction) -> Direction:
+        self.in_place = hasattr(found, "in_place")
+        return found
 
 
 def client_peak(method: Method, problem: TorchProblem, lag: int) -> int:
@@ -185,123 +219,48 @@ def client_peak(method: Method, problem: TorchProblem, lag: int) -> int:
     method = dataclasses.replace(method, lr=1.0, local_steps=PROCESS_STEPS)  # type: ignore[type-var]
     with rehearsal() as live, torch.no_grad():
         problem = dry_problem(problem)
-        layout = dataclasses.replace(problem.layout)
-        built = live.restart()
-        built += max(block.size for block in layout.blocks) * problem.module.flat.itemsize
-        problem.in_memory = problem.module.same_dtype  # as on a CPU
+        module, layout = problem.module, dataclasses.replace(problem.layout)
+        built = live.restart() + max(block.size for block in layout.blocks) * module.flat.itemsize
+        problem.in_memory = module.same_dtype  # as on a CPU
         with live.pause():
             x = torch.empty(1, 1, layout.size, dtype=layout.dtype)
             server, replica = method.init_server(x, layout), Replica(method.init_client(x, layout))
-            rnd = _round(0, layout, -1, PROCESS_STEPS)
-            down = wire.pack(wire.pick(method.broadcast(server, rnd), 0))
-        received, state = (
-            sum(array.nbytes for array in arrays.values())
-            for arrays in (down, wire.pack(replica.state))
-        )
-        peaks = [max(UNPACKED * received, received + built, received + state)]
-        peaks.append(_round_peak(method, problem, down, replica, rnd, live))
-        with live.pause():
-            if method.logs_changes:  # the server's moves have no values either
-                for t in range(lag):
-                    server = method.empty_round(server, _round(t, layout, t, PROCESS_STEPS))
-            rnd = _round(lag, layout, 0, PROCESS_STEPS)
-            message = method.broadcast(server, rnd)
-            own_x = None if message.get("sync") is None else message.sync.model
-            down, replica = wire.pack(wire.pick(message, 0)), Replica(replica.state, own_x, 0)
-        peaks.append(_round_peak(method, problem, down, replica, rnd, live))
+        peaks = []
+        for t in (0, lag):
+            with live.pause():
+                for missed in range(lag) if t and method.logs_changes else ():
+                    # the server's moves have no values either
+                    server = method.empty_round(
+                        server, _round(missed, layout, missed, PROCESS_STEPS)
+                    )
+                rnd = _round(t, layout, 0 if t else -1, PROCESS_STEPS)
+                message = method.broadcast(server, rnd)
+                down = wire.pack(wire.pick(message, 0))
+                if t:
+                    own_x = None if message.get("sync") is None else message.sync.model
+                    replica = Replica(replica.state, own_x, 0)
+                else:
+                    received, state = (
+                        sum(array.nbytes for array in arrays.values())
+                        for arrays in (down, wire.pack(replica.state))
+                    )
+                    peaks.append(max(UNPACKED * received, received + built, received + state))
+            module.checked = True
+            if problem.in_memory:
+                module.forget()  # a message has a process of its own
+            live.count(tree_leaves(largest_batch(problem)))
+            live.restart()
+            there = {
+                name: torch.empty_like(array) if array.is_meta else array
+                for name, array in down.items()
+            }
+            answer(method, problem, replica, there, rnd)
+            problem.release()
+            peaks.append(live.peak)
     return max(peaks)
 
 
-def _round_peak(
-    method: Method,
-    problem: TorchProblem,
-    down: wire.Arrays,
-    replica: Replica,
-    rnd: Round,
-    live: Live,
-) -> int:
-    """Bytes at the peak of a round, from the message in memory to the new state."""
-    problem.module.checked = True
-    if problem.in_memory:
-        problem.module.forget()  # a message has a process of its own
-    live.count(tree_leaves(largest_batch(problem)))
-    live.restart()
-    received = {
-        name: torch.empty_like(array) if array.is_meta else array for name, array in down.items()
-    }
-    answer(method, problem, replica, received, rnd)
-    problem.release()
-    return live.peak
-
-
 def _round(t: int, layout: Layout, last_round: int, steps: int) -> Round:
-    """A round of one client; the layout is nobody else's, so that no cache gives what is drawn for it to others."""
+    """Return a round of one client; the layout is nobody else's, so that no cache gives its draws to others."""
     ids, before = np.zeros((1, 1), np.int64), np.full((1, 1), last_round)
     return Round(t, (0,), 1, layout, ids, before, local_steps=steps, rounds=t + 1)
-
-
-def _count(model: nn.Module, problem: TorchProblem, live: Live) -> int:
-    """Bytes of model and batch, which are alive from now on."""
-    live.count(_tensors(model))
-    live.count(tree_leaves(largest_batch(problem)))
-    return live.restart()
-
-
-def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
-
-
-class _Measured(Exception):  # noqa: N818 (it ends a rehearsal that went well)
-    """The local steps have been seen, and what the method does after them does not matter."""
-
-
-class _Watched(Objective):
-    """The client's objective. Every gradient is a step; what is alive from one to the next is looked at."""
-
-    def __init__(self, f: Objective, live: Live) -> None:
-        self.f, self.live = f, live
-        self.steps, self.start, self.in_place = 0, live.now, False
-
-    def grad(self, y: Vector) -> Vector:
-        self.next()
-        return self.f.grad(y)
-
-    def full_grad(self, x: Vector) -> Vector:
-        return self.grad(x)
-
-    def direction(self, plus: Plus = None) -> Direction:
-        return self._watched(self.f.direction(plus))
-
-    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
-        return self._watched(self.f.restrict(x, P, plus))
-
-    def _watched(self, inner: Direction) -> Direction:
-        def step(y: Vector) -> Vector:
-            self.next()
-            return inner(y)
-
-        self.in_place = isinstance(inner, InPlaceDirection)
-        return _InPlace(step, inner.in_place) if isinstance(inner, InPlaceDirection) else step
-
-    def next(self) -> None:
-        """Begin a step: the last but one shows what steps use, and the last is measured."""
-        self.steps += 1
-        if self.steps == WATCHED_STEPS:
-            raise _Measured
-        self.live.touching = self.steps == WATCHED_STEPS - 2
-        if not self.live.touching:
-            self.start = self.live.restart()
-
-
-@dataclass(frozen=True, eq=False)
-class _InPlace(InPlaceDirection):
-    """A watched direction that can step in place."""
-
-    step: Direction
-    point: Callable[[Vector], AbstractContextManager[Vector]]
-
-    def __call__(self, y: Vector) -> Vector:
-        return self.step(y)
-
-    def in_place(self, start: Vector) -> AbstractContextManager[Vector]:
-        return self.point(start)

@@ -17,9 +17,8 @@ from typing import Any
 from fedspan.core import registry, tables
 from fedspan.core.config import Participation
 from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, items, one_of, shown
-from fedspan.core.footprint import Footprint
 from fedspan.core.layout import Layout
-from fedspan.core.method import Method
+from fedspan.core.method import Footprint, Method
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
 from fedspan.costs.memory import Memory, client_peak, dry_problem, memory
@@ -49,7 +48,7 @@ class MethodPlan:
 
     method: str
     rank: Any  # of its subspace or adapters; None: it has neither
-    trained: int  # numbers that a local step trains
+    trained: int  # values that a local step trains
     cost: Cost
     memory: Memory | None  # of one client; None: not a network, or it does not run without values
     client_peak: int | None  # bytes of a client's process, besides Python, torch and Flower
@@ -59,7 +58,7 @@ class MethodPlan:
 class Plan:
     """What each method costs on one model."""
 
-    parameters: int  # numbers of the model, trained or not
+    parameters: int  # of the model, trained or not
     layout: Layout  # of what is trained
     clients: int
     clients_per_round: int
@@ -95,35 +94,42 @@ def plan(
         if not names:
             raise SpecError("`methods` is empty; name at least one method, or leave it out for all")
         methods = [registry.registered_name("method", name, "methods") for name in names]
-    if not isinstance(source, Spec | str | Path | Mapping):
+    if isinstance(source, Spec):
+        spec = source
+    elif isinstance(source, Mapping):
+        spec = Spec.from_table(source)
+    elif isinstance(source, str | Path):
+        spec = Spec.load(source)
+    else:
         raise SpecError(
             f"`source` must be a Spec, the path of a TOML file or a table, got {shown(source)}"
         )
-    if isinstance(source, str | Path):
-        source = Spec.load(source)
-    spec = source if isinstance(source, Spec) else Spec.from_table(source)
     if trained is not None:
         at_least("trained", trained, 1)
     known, outlined = shapes(spec), isinstance(spec.task, Outline)
-    problem, layout = known.problem, known.problem.layout
+    layout, clients = known.problem.layout, known.problem.clients
+    cohort = spec.clients_per_round or clients
     wanted = trained or (spec.method.footprint(layout).trained if outlined else None)
-    cohort, known_start = spec.clients_per_round or problem.clients, spec.participation.known_start
     rows = []
     for name in methods or (COMPARED if outlined else registry.choices("method")):
-        own = trained is None and name == registry.name_of(spec.method)
         table = sibling(spec, name, RANK)
-        method = tables.build(
-            "method", table if wanted is None or own else matched(table, layout, wanted)
-        )
-        spent = cost(method, problem, cohort, spec.rounds, spec.seed, known_start=known_start)
-        held = _rehearsed(memory, method, known.dry)
-        peak = _rehearsed(client_peak, method, known.dry, max(1, problem.clients // cohort))
-        if peak is not None and known_start:  # the initial weights stay
+        if wanted is not None and (trained is not None or name != registry.name_of(spec.method)):
+            table = matched(table, layout, wanted)
+        method = tables.build("method", table)
+        peak = _rehearsed(client_peak, method, known.dry, max(1, clients // cohort))
+        if peak is not None and spec.participation.known_start:  # the initial weights stay
             peak += layout.size * layout.dtype.itemsize
         space = getattr(method, "space", method)
-        rank = None if isinstance(space, Identity) else getattr(space, "rank", None)
-        rows.append(MethodPlan(name, rank, method.footprint(layout).trained, spent, held, peak))
-    return Plan(known.parameters, layout, problem.clients, cohort, spec.rounds, tuple(rows))
+        row = MethodPlan(
+            method=name,
+            rank=None if isinstance(space, Identity) else getattr(space, "rank", None),
+            trained=method.footprint(layout).trained,
+            cost=_price(method, spec),
+            memory=_rehearsed(memory, method, known.dry),
+            client_peak=peak,
+        )
+        rows.append(row)
+    return Plan(known.parameters, layout, clients, cohort, spec.rounds, tuple(rows))
 
 
 def _rehearsed(look: Any, method: Method, problem: TorchProblem | None, *given: int) -> Any:
@@ -142,10 +148,9 @@ class Shapes:
     """A task without its data and values."""
 
     problem: FlatProblem
-    parameters: int  # numbers of the model, trained or not
-    dry: TorchProblem | None = None  # None: not a network, or no client's data is here
-    test_examples: int | None = None  # None: not a network, or without a test set
-    weighted: bool = False  # whether clients have different weights
+    parameters: int  # of the model, trained or not
+    dry: TorchProblem | None  # None: not a network, or no client's data is here
+    weighted: bool  # whether clients have different weights
     peaks: dict[str, int | None] = field(default_factory=dict)  # method → `client_memory`
 
 
@@ -161,20 +166,16 @@ def shapes(spec: Spec) -> Shapes:
     while len(_shapes) >= KEPT_SHAPES:
         _shapes.pop(next(iter(_shapes)))
     problem = spec.task.shapes(spec) if isinstance(spec.task, Outline) else _built(spec)
-    buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
-    flat, weighted = (
-        FlatProblem(problem.layout, problem.clients, buffers),
-        problem.weights is not None,
-    )
-    found = Shapes(flat, flat.layout.size, weighted=weighted)
+    layout, parameters, dry = problem.layout, problem.layout.size, None
     if isinstance(problem, TorchProblem):
-        parameters, dry = sum(p.numel() for p in problem.model.parameters()), None
+        parameters = sum(p.numel() for p in problem.model.parameters())
         # A module may hold what cannot be copied, such as an open file or a tensor that was computed.
         with contextlib.suppress(RuntimeError, TypeError):
             dry = dry_problem(problem) if problem.local_data else None
-        found = Shapes(flat, parameters, dry, problem.test_examples, weighted)
-    _shapes[key] = found
-    return found
+    buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
+    flat = FlatProblem(layout, problem.clients, buffers)
+    _shapes[key] = Shapes(flat, parameters, dry, problem.weights is not None)
+    return _shapes[key]
 
 
 def _built(spec: Spec) -> Problem:
@@ -188,9 +189,14 @@ def _built(spec: Spec) -> Problem:
 
 def price(spec: Spec) -> Cost:
     """Return the bytes of the spec's run."""
+    return _price(spec.method, spec)
+
+
+def _price(method: Method, spec: Spec) -> Cost:
+    """Return the bytes of a spec's run with a method, which may be one that the spec itself would refuse."""
     problem, known_start = shapes(spec).problem, spec.participation.known_start
     per_round = spec.clients_per_round or problem.clients
-    return cost(spec.method, problem, per_round, spec.rounds, spec.seed, known_start=known_start)
+    return cost(method, problem, per_round, spec.rounds, spec.seed, known_start=known_start)
 
 
 def client_memory(given: Spec | dict[str, Any]) -> int | None:
@@ -260,9 +266,8 @@ def sibling(spec: Spec, name: str, rank: float | None = None) -> dict[str, Any]:
         else:
             table["rank"] = space["rank"]
     offered = {"local": own.get("local")}
-    if (code := own.get("uplink", {}).get("compressor")) and "compressor" in theirs.get(
-        "uplink", {}
-    ):
+    code = own.get("uplink", {}).get("compressor")
+    if code and "compressor" in theirs.get("uplink", {}):
         offered["uplink"] = theirs["uplink"] | {"compressor": code}
     for key, value in offered.items():  # which some methods refuse
         with contextlib.suppress(SpecError):
@@ -297,7 +302,7 @@ def matched(table: dict[str, Any], layout: Layout, wanted: int) -> dict[str, Any
         return table
     # Ranks are multiples of a unit: of one for adapters, or of a small share of a layer's inputs.
     most, unit = FINE, 1 / FINE
-    if _footprint(table | {"rank": 1}, layout).adapters is not None:
+    if _footprint(table | {"rank": 1}, layout).ranks is not None:
         most, unit = min(min(block.shape[:2]) for block in ranked), 1
     above = bisect.bisect_left(range(1, most), wanted, key=lambda n: trained(n * unit)) + 1
     near = (max(1, above - 1) * unit, above * unit)

@@ -7,19 +7,16 @@ that clients need is sent in few unbiased bits: each client subtracts the copy t
 in a_i = P ḡ_i − P c_i, and local paths shift by the same vector for everyone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fedspan import Compressor, Round, Vector, register
+from fedspan import Bundle, Compressor, Round, Vector, register
 from fedspan.compressors.qsgd import QSGD
 from fedspan.compressors.topk import TopK
 from fedspan.core.axes import Parts
-from fedspan.core.bundle import Bundle
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import LinearMap
 from fedspan.core.refusals import needs_contractive, needs_unbiased
 from fedspan.core.tables import accept_choices
 from fedspan.downlinks.changes import Changes
@@ -49,7 +46,7 @@ class Coded(Changes):
         w = move + P @ server.e
         Q = self.compressor.compress(w, self.compressor.server_keys(rnd))
         sent = self.opened(Q, P, rnd)
-        return sent, {"log": self.push(server.log, Q, rnd), "e": P.T.put(w - sent, server.e)}
+        return sent, {**self.push(server.log, Q, rnd), "e": P.T.put(w - sent, server.e)}
 
     def opened(self, entry: Any, P: LinearMap, rnd: Round) -> Vector:
         keys = self.compressor.server_keys(rnd)
@@ -58,4 +55,4 @@ class Coded(Changes):
     def rest(self, server: Bundle, P: LinearMap, rnd: Round) -> Parts:
         nothing = server.x.new_zeros(*server.x.shape[:-1], P.rank)
         entry = self.compressor.compress(nothing, self.compressor.server_keys(rnd))
-        return {"log": self.push(server.log, entry, rnd)}
+        return self.push(server.log, entry, rnd)

@@ -1,7 +1,5 @@
 """No correction: clients send what their steps came to, and x moves by the mean of that."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Drift, register

@@ -3,15 +3,13 @@
 Local steps then descend on f_i(y) + (μ/2) ‖y − x‖². Inside a subspace y − x = Pᵀz, and the term is μ z.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 from fedspan import Drift, Vector, register
 from fedspan.core.errors import not_negative
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Plus
+from fedspan.core.projector import LinearMap
 
 
 @register

@@ -40,7 +40,7 @@ HEADER = {
 }  # fmt: skip
 LINE = {  # what a line may have
     "time": str, "versions": dict[str, str], "events": list[list[Any]], "up_bytes": int, "down_bytes": int,
-    "resumed": int, "damaged": str, "ended": str,
+    "resumed": int, "damaged": str, "ended": str, "names": list[str],
 }  # fmt: skip
 
 
@@ -92,6 +92,7 @@ class Trail:
 
     path: Path
     header: Line = field(default_factory=dict)
+    names: list[str] | None = None  # of the clients, if they have any
     events: list[tuple[int, str, list[int], str]] = field(default_factory=list)
     resumed: list[Line] = field(default_factory=list)
     up_bytes: int = 0
@@ -125,7 +126,10 @@ class Trail:
         lines, checks = read_lines(self.path)
         if not lines or "run" not in lines[0]:
             raise CheckpointError(f"{str(self.path)!r} does not begin with the line of a run")
-        self.header = check_form(lines[0], self.path, HEADER)
+        self.header = check_form(lines[0], self.path, HEADER, LINE)
+        self.names = self.header.get("names")
+        if self.names is not None and len(self.names) != self.header["clients"]:
+            raise CheckpointError(f"line 1 of {str(self.path)!r} is not one that a run writes")
         self.lines, self.last_hash, replies = len(lines), checks[-1], 0
         for number, line in enumerate(lines, 1):
             check_form(line, f"line {number} of {self.path}", {}, LINE)

@@ -179,7 +179,7 @@ def main_metric(names: Sequence[str], given: Sequence[Any] = ()) -> str:
 
 def judged_by(lines: Sequence[Line], metric: str | None, given: Sequence[Any] = ()) -> str:
     """Return the metric asked for, or the main one; refused where the evaluations do not have it."""
-    names = [name for name in lines[-1] if name not in PLAIN]
+    names = list(dict.fromkeys(name for line in lines for name in line if name not in PLAIN))
     if not names:
         raise SpecError(
             "nothing is evaluated: give `test` or `validation`, or leave such callbacks out"

@@ -20,6 +20,7 @@ import torch
 
 from fedspan.core import seeds as streams
 from fedspan.core import wire
+from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.digest import digest, sampled
 from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
@@ -27,7 +28,6 @@ from fedspan.core.json_log import check_form
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat, Problem
-from fedspan.core.reply import payload
 from fedspan.core.round import Round, Schedule, flat_rows
 from fedspan.engine.states import check_rows
 from fedspan.replies.chain import Chain, Event, Replies, in_words
@@ -69,13 +69,16 @@ class Transport(Protocol):
         """Delivers a round's download and the model's buffers to the cohort; the chain decides which replies count."""
 
     def save(self) -> wire.Arrays:
-        """What this end must keep of the clients for a later `load`."""
+        """What this end must keep of the clients for a later `load`; nothing, if it is never resumed."""
+        return {}
 
     def saved(self) -> None:
         """What `save` gave is on disk."""
+        return
 
     def load(self, arrays: wire.Arrays) -> None:
         """Puts back what `save` gave."""
+        return
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,8 @@ class Loop:
 
     def model(self) -> Vector:
         """x, (runs, 1, d)."""
-        return self.method.model(self.server)
+        x: Vector = self.server.x
+        return x
 
     def state_dict(self, number: int = 0) -> dict[str, torch.Tensor]:
         """The server's model as tensors by name, of the seed with this number in `seeds`."""
@@ -221,7 +225,7 @@ class Loop:
             up = found.up if len(found.places) else self.empty_reply(rnd)
             up, self.buffers, rnd = self.chain.total(up, found.buffers, rnd)
             server, here = self.method.server_step(self.server, up, rnd), self.problem.x0.shape
-            if (there := self.method.model(server).shape) != here:
+            if (there := server.x.shape) != here:
                 raise SpecError(
                     f"`server_step` of {type(self.method).__name__} returns x of shape {tuple(there)} instead of "
                     f"{tuple(here)}, which is (runs, 1, size); a mean over clients keeps its axis with keepdim=True, "
@@ -234,7 +238,7 @@ class Loop:
 
     def note(self, events: Sequence[Event]) -> None:
         """Adds events to the last round, and to the next evaluation."""
-        told = in_words(self.heard.t, events)
+        told = in_words(self.heard.t, events, self.problem.names)
         self.heard = self.heard._replace(events=(*self.heard.events, *events))
         if self.on_events is not None:
             self.on_events(told)
@@ -398,7 +402,7 @@ class Loop:
             log.end != t or (t and not 0 < len(log.entries) <= t - len(log.earlier))
         ):
             why = f"its log has {len(log.entries)} changes up to round {log.end}, and the run is at round {t}"
-        elif not any(map(all_finite, self.method.model(server))):
+        elif not any(map(all_finite, server.x)):
             why = "its model is not finite"
         else:
             return server

@@ -170,6 +170,7 @@ class Recorder(Callback):
         every: Rounds between two evaluations.
         rounds: The length of the run.
         evaluate: `evaluate(run)` gives the evaluations of clients on other machines; None: they are on this one.
+        log: Is given a line for each client, and one for all of them.
     """
 
     def __init__(
@@ -177,8 +178,9 @@ class Recorder(Callback):
         every: int,
         rounds: int,
         evaluate: Callable[[Loop], Sequence[Evaluation]] | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
-        self.every, self.rounds, self.rows = every, rounds, list[Line]()
+        self.every, self.rounds, self.rows, self.log = every, rounds, list[Line](), log
         self.evaluate, self.file = evaluate, cast(JsonLog | None, None)
         self._found: tuple[int, Sequence[Evaluation]] = (-1, ())
 
@@ -195,15 +197,7 @@ class Recorder(Callback):
         """The model of the server on each client's data: the metrics of all of it, and of the worst client."""
         if run.t % self.every and run.t < self.rounds:
             return {}
-        found = self._evaluated(run)
-        held_out = [one for one in found if one[0]["data"] != "train"]
-        together = pooled([summaries for _, summaries in held_out], run.metrics)
-        columns = {f"clients_{name}": value for name, value in together.items()}
-        for name in together:
-            values = [row[name] for row, _ in held_out if np.isfinite(row.get(name, np.nan))]
-            if values and name != "loss":
-                sign = sign_of(name, run.metrics, option="")
-                columns[f"worst_{name}"] = sign * min(sign * value for value in values)
+        columns, _ = of_all(self._evaluated(run), run.metrics)
         return {name: np.array([value]) for name, value in columns.items()}
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
@@ -240,6 +234,39 @@ class Recorder(Callback):
         self.rows += new
         if self.file is not None:
             self.file.append(*new)
+        if self.log is not None:
+            for row in new:
+                own = "  ".join(
+                    f"{name} {'undefined' if value is None else f'{value:.4g}'}"
+                    for name, value in row.items()
+                    if name not in PLAIN
+                )
+                self.log(f"  {row['client']}: {own}  ({row['examples']} {row['data']} examples)")
+            _, words = of_all(found, run.metrics)
+            if words:
+                self.log(f"  all clients: {'  '.join(words)}")
+
+
+def of_all(
+    found: Sequence[Evaluation], metrics: Sequence[Any]
+) -> tuple[dict[str, float], list[str]]:
+    """Return the metrics of all clients' held-out examples and of the worst client as columns, and both in words."""
+    held_out = [one for one in found if one[0]["data"] != "train"]
+    columns, words = dict[str, float](), list[str]()
+    together = pooled([summaries for _, summaries in held_out], metrics)
+    for name, value in together.items():
+        columns[f"clients_{name}"] = value
+        words.append(f"{name} {value:.4g}")
+        own = {
+            row["client"]: row[name] for row, _ in held_out if np.isfinite(row.get(name, np.nan))
+        }
+        if own and name != "loss":
+            sign = sign_of(name, metrics, option="")
+            who = min(own, key=lambda one: sign * own[one])
+            columns[f"worst_{name}"] = own[who]
+            spread = np.std(list(own.values()))
+            words[-1] += f" (worst {own[who]:.4g} at {who}, standard deviation {spread:.2g})"
+    return columns, words
 
 
 def pooled(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, weighted
 from fedspan.core.config import Engine, Simulate
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Vector
@@ -28,7 +28,6 @@ from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.processes import NotSentError
-from fedspan.core.reply import weighted
 from fedspan.core.round import Round
 from fedspan.core.sync import opened as rebuilt
 from fedspan.engine.pool import Pool
@@ -162,7 +161,7 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         """How a round of so many clients is computed.
 
         `auto` is batched where the gradients of the network are known as formulas and the clients' models are not too
-        large together; the loop elsewhere. `fedspan bench` tells whether another way is faster on a machine.
+        large together; the loop elsewhere.
         """
         if clients == 1:
             return "batched"

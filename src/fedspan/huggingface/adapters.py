@@ -26,7 +26,7 @@ from fedspan.core.checkpoint import write_tensors
 from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.extras import needs
 from fedspan.core.layout import Vector
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import LinearMap
 from fedspan.nn.layers import is_transposed
 from fedspan.nn.projection_rules import ProjectionRule
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.extras import needs
-from fedspan.core.footprint import Adapters, Footprint
+from fedspan.core.method import Footprint
 from fedspan.nn.projection_rules import ProjectionRule
 
 Loss = Callable[[nn.Module], torch.Tensor]
@@ -23,16 +23,16 @@ def lora(
     model: nn.Module, loss: Loss, choices: Sequence[ProjectionRule], footprint: Footprint
 ) -> tuple[Step, nn.Module, int]:
     """(a local step, the model with adapters, numbers trained) of a method that declares adapters."""
-    assert footprint.adapters is not None
-    adapted = with_adapters(model, choices, footprint.adapters)
+    adapted = with_adapters(model, choices, footprint)
     step = stepper(adapted, loss, round(footprint.optimizer / max(1, footprint.trained)))
     return step, adapted, sum(p.numel() for p in adapted.parameters() if p.requires_grad)
 
 
 def with_adapters(
-    model: nn.Module, choices: Sequence[ProjectionRule], adapters: Adapters
+    model: nn.Module, choices: Sequence[ProjectionRule], footprint: Footprint
 ) -> nn.Module:
-    """The model with PEFT's adapters on its fused layers; other trained tensors stay trained where asked for."""
+    """The model with PEFT's adapters on its fused layers; other trained tensors stay trained."""
+    assert footprint.ranks is not None
     needs("nlp", "peft")
     from peft import LoraConfig, get_peft_model
 
@@ -40,10 +40,10 @@ def with_adapters(
     layers: dict[int, list[str]] = {}
     fused = [rule for rule in choices if rule.how == "fused"]
     for rule in fused:
-        layers.setdefault(adapters.ranks[rule.name], []).append(rule.layer)
+        layers.setdefault(footprint.ranks[rule.name], []).append(rule.layer)
     ranks = {f"^({'|'.join(map(re.escape, names))})": rank for rank, names in layers.items()}
     named = dict(model.named_parameters())
-    full = [named[rule.name] for rule in choices if rule.how == "full" and adapters.train_others]
+    full = [named[rule.name] for rule in choices if rule.how == "full"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied and of transposed weights
         config = LoraConfig(
@@ -52,7 +52,7 @@ def with_adapters(
         adapted: nn.Module = get_peft_model(model, config)
     for parameter in full:
         parameter.requires_grad_(True)
-    if not adapters.train_a:
+    if not footprint.train_a:
         for name, parameter in adapted.named_parameters():
             if "lora_A" in name or "lora_embedding_B" in name:  # an embedding's A is named B
                 parameter.requires_grad_(False)

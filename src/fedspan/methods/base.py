@@ -1,40 +1,18 @@
 """What methods with local steps share: the learning rate and its schedule, the number of steps, and the optimizer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-
 from fedspan import Layout, Method, Optimizer, Round, SpecError, Vector
 from fedspan.core.errors import at_least, at_most, items, number, one_of, positive, shown
-from fedspan.core.footprint import Footprint
-from fedspan.core.method import LearningRate
+from fedspan.core.method import Footprint, LearningRate
 from fedspan.core.objective import Direction
 from fedspan.core.registry import name_of
 from fedspan.core.tables import accept_choices
 from fedspan.optimizers.sgd import SGD
 
 PLAIN_STEPS = SGD()
-
-
-class Averaged:
-    """A direction that remembers the mean of its values; only after plain steps the end point shows it."""
-
-    def __init__(self, direction: Direction) -> None:
-        self.direction, self.total, self.calls = direction, torch.zeros(()), 0
-
-    def __call__(self, y: Vector) -> Vector:
-        g = self.direction(y)
-        self.total, self.calls = self.total + g, self.calls + 1
-        return g
-
-    @property
-    def mean(self) -> Vector:
-        """ḡ."""
-        return self.total / self.calls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +41,12 @@ class LocalSteps(Method):
 
     def __post_init__(self) -> None:
         accept_choices(self)
-        if isinstance(self.lr, str):
-            if self.lr not in ("search", "auto"):
-                raise SpecError(
-                    f"`lr` must be a positive number, 'search' or 'auto', got {shown(self.lr)}"
-                )
-        else:
+        if not isinstance(self.lr, str):
             positive("lr", self.lr)
+        elif self.lr not in ("search", "auto"):
+            raise SpecError(
+                f"`lr` must be a positive number, 'search' or 'auto', got {shown(self.lr)}"
+            )
         if (self.local.scaled or self.local.moments != "reset") and not self.keeps_local:
             raise SpecError(
                 f"`local` {name_of(self.local)!r} keeps states between rounds, and {type(self).__name__} has no place "
@@ -79,17 +56,16 @@ class LocalSteps(Method):
         at_most("local_steps", self.local_steps, 10**9)
         one_of("schedule", self.schedule, ("constant", "linear", "cosine", "step"))
         at_least("warmup", self.warmup, 0)
-        object.__setattr__(
-            self, "milestones", items("milestones", self.milestones, "shares of the run")
-        )
-        if not all(0 < number("milestones", share) < 1 for share in self.milestones):
+        shares = items("milestones", self.milestones, "shares of the run")
+        if not all(0 < number("milestones", share) < 1 for share in shares):
             raise SpecError(
-                f"`milestones` must be shares of the run between 0 and 1, got {list(self.milestones)}"
+                f"`milestones` must be shares of the run between 0 and 1, got {list(shares)}"
             )
+        object.__setattr__(self, "milestones", shares)
         positive("gamma", self.gamma)
 
     @property
-    def spans_run(self) -> bool:
+    def spans_run(self) -> bool:  # type: ignore[override]
         """Whether `lr` follows a schedule; a warm-up alone does not depend on the length of the run."""
         return self.schedule != "constant"
 

@@ -14,9 +14,6 @@ others from `fedspan.drifts`, `uplinks`, `servers` and `downlinks` (their interf
 class that sets their defaults. What cannot work together is refused in `core.refusals`; everything else runs.
 """
 
-from __future__ import annotations
-
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -25,8 +22,10 @@ import numpy as np
 import torch
 
 from fedspan import (
+    Bundle,
     Downlink,
     Drift,
+    Encoded,
     Layout,
     Method,
     Objective,
@@ -37,17 +36,15 @@ from fedspan import (
     Uplink,
     Vector,
 )
-from fedspan.core.bundle import Bundle
-from fedspan.core.footprint import Footprint
-from fedspan.core.linear_map import LinearMap
-from fedspan.core.objective import Direction, term
-from fedspan.core.projector import Rank, draw
+from fedspan.core.bundle import Ranges
+from fedspan.core.method import Footprint
+from fedspan.core.objective import Direction
+from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.refusals import check_axes
-from fedspan.core.reply import Ranges
 from fedspan.downlinks.changes import Changes
 from fedspan.downlinks.full import FullModel
 from fedspan.drifts.none import NoDrift
-from fedspan.methods.base import Averaged, LocalSteps
+from fedspan.methods.base import LocalSteps
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.identity import Identity
 from fedspan.servers.mean import Mean
@@ -81,9 +78,6 @@ class Box(LocalSteps):
 
     def check(self, layout: Layout) -> None:
         """Raise SpecError if rank or compressors do not fit this model, or two choices use one name."""
-        for block in layout.blocks:
-            if block.axis is not None:
-                self.space.rank_of(block)
         r = self.space.size(layout)
         self.uplink.check(r, self.drift)
         self.downlink.check(r)
@@ -97,7 +91,7 @@ class Box(LocalSteps):
         return self.uplink.plain_sum and not self.server.needs_each_reply
 
     @property
-    def follows_states(self) -> bool:
+    def follows_states(self) -> bool:  # type: ignore[override]
         """Whether the server adds up replies to follow a sum over the clients' states."""
         return self.drift.follows_states or self.uplink.follows_states
 
@@ -129,44 +123,54 @@ class Box(LocalSteps):
         r = self.space.size(layout)
         return Footprint(r, self.local.size(r))
 
-    @functools.cached_property
-    def whole(self) -> bool:
-        """Whether P = I in every round."""
-        return isinstance(self.space, Identity)
-
-    def subspace(self, rnd: Round) -> LinearMap:
-        """P_t."""
-        epoch = 0 if self.whole else rnd.t // self.space.refresh
-        return draw(self.space, rnd.layout, rnd.seeds, epoch)
+    def measures(self, server: Bundle) -> Mapping[str, Any]:
+        return self.drift.measures(server)
 
     # the states before round 0
 
     def init_server(self, x0: Vector, layout: Layout) -> Bundle:
-        axes = [
+        return self._joined(
             {"x": x0},
             self.drift.init_server(x0),
             self.uplink.init_server(x0),
             self.server.init(x0),
             self.downlink.init(x0),
             self.local.init_server(x0, layout),
-        ]
-        return _joined(self, axes)
+        )
 
     def init_client(self, x0: Vector, layout: Layout) -> Bundle:
         moments = {}
         if self.local.moments != "reset":
             size = self.local.size(self.space.size(layout))
             moments = {"moments": x0.new_zeros(*x0.shape[:-1], size)}
-        return _joined(self, [self.drift.init_client(x0), self.uplink.init_client(x0), moments])
+        return self._joined(self.drift.init_client(x0), self.uplink.init_client(x0), moments)
+
+    def _joined(self, *axes: dict[str, Any]) -> Bundle:
+        """Return the parts of all choices as one state."""
+        parts: dict[str, Any] = {}
+        for own in axes:
+            if twice := own.keys() & parts.keys():
+                raise SpecError(
+                    f"two choices of {type(self).__name__} keep a part {min(twice)!r}; rename it in one of their files"
+                )
+            parts |= own
+        return Bundle(**parts)
 
     # the round
 
+    def subspace(self, rnd: Round) -> LinearMap:
+        """P_t."""
+        epoch = 0 if isinstance(self.space, Identity) else rnd.t // self.space.refresh
+        return draw(self.space, rnd.layout, rnd.seeds, epoch)
+
     def broadcast(self, server: Bundle, rnd: Round) -> Bundle:
         P = self.subspace(rnd)  # 1
-        x = self.downlink.down(server, rnd)  # 2
-        probe = None if P.whole else P.probe
-        needed = self.drift.down(server, P, self.downlink.control, rnd)
-        return Bundle(**x, probe=probe, **needed, **self.local.down(server))
+        x, needed = self.downlink.down(server, rnd), self.drift.down(server, P, rnd)  # 2
+        if (code := self.downlink.control) is not None:
+            keys = code.server_keys(rnd, "control")
+            vectors = {name: v for name, v in needed.items() if v.is_floating_point()}
+            needed |= {name: code.compress(v, keys) for name, v in vectors.items()}
+        return Bundle(**x, probe=P.probe, **needed, **self.local.down(server))
 
     def client_step(
         self, client: Bundle, down: Bundle, f: Objective, rnd: Round
@@ -178,92 +182,92 @@ class Box(LocalSteps):
         self, client: Bundle, down: Bundle, f: Objective, rnd: Round
     ) -> tuple[Bundle, Bundle]:
         """Lines 3 and 4: the reply, and the client's state before line 5."""
-        P, x = self.subspace(rnd), self.downlink.model(down)  # 1
-        if (probe := down.get("probe")) is not None:
-            P.agree(probe)
-        work = self.drift.begin(client, down, P, self.downlink.control, rnd)
+        P, x, lr = self.subspace(rnd), self.downlink.model(down), self.rate(rnd)  # 1
+        P.agree(down.get("probe"))
+        if (code := self.downlink.control) is not None:
+            codes = {n: part for n, part in vars(down).items() if isinstance(part, Encoded)}
+            how = P.rank, code.server_keys(rnd, "control"), rnd.layout.dtype
+            down = down.replace(**{n: code.decompress(part, *how) for n, part in codes.items()})
+
+        # along what: P ∇f_i corrected by `drift`, times the scales of `local`
+        work = self.drift.begin(client, down, P, rnd)
         plus = self.drift.plus(work, x, P)
-        direction: Direction
         if P.whole:
             direction = f.direction(plus)
-        elif plus is None or isinstance(plus, torch.Tensor):
-            direction = f.restrict(x, P, plus=plus)
-        else:
+        elif callable(plus):
             direction = _sum(f.restrict(x, P), plus)
-        direction = watched = self.drift.watch(work, direction)
+        else:
+            direction = f.restrict(x, P, plus=plus)
+        watched = direction = self.drift.watch(work, direction)
+        if (D := self.local.scales(down, P)) is not None:
+            direction = _scaled(direction, D)
+
+        # from where: moments of another P are projected again
+        start = x if P.whole else x.new_zeros(()).expand(*rnd.ids.shape, P.rank)
+        origin = P @ x if self.local.decay and not P.whole else None
+        if (held := client.get("moments")) is not None:
+            held = self._carried(held, P, rnd)
+
         in_gradients = self.drift.in_gradients or self.uplink.in_gradients
-        if self.drift.in_gradients and not self.local.plain:
-            direction = Averaged(direction)
-        D = self.local.scales(down, P)
-        steps = direction if D is None else _scaled(direction, D)
-        z, moments = self._descend(x, P, steps, client.get("moments"), rnd)  # 3
-        came = z
-        if isinstance(direction, Averaged):
-            came = direction.mean
+        average = self.drift.in_gradients and not self.local.plain
+        z, memory, mean = self.local.descend(
+            start, direction, lr, self.local_steps, origin, held, average=average
+        )  # 3
+        if P.whole:
+            z.sub_(x)
+        if average:
+            came = mean
         elif in_gradients:
-            came = z.div_(-self.rate(rnd) * self.local_steps)
+            came = z.div_(-lr * self.local_steps)
             came = came if D is None else came / D
         else:
             came = z.neg_()
         parts = self.drift.reply(work, came, watched, client, P, self.local_steps)
-        parts["v"], own = self.uplink.send(parts["v"], client, P, rnd)  # 4
-        if isinstance(direction, Averaged):
+        v, own = self.uplink.send(parts["v"], client, P)  # 4
+        code = self.uplink.compressor
+        parts["v"] = v if code is None else code.compress(v, code.keys(rnd))
+        if average:
             parts["z"] = z
-        return Bundle(**parts), client.replace(**own, moments=moments)
-
-    def _descend(
-        self, x: Vector, P: LinearMap, direction: Direction, held: Vector | None, rnd: Round
-    ) -> tuple[Vector, Vector | None]:
-        """Return z after K local steps inside x + range(Pᵀ), and the optimizer's memory if it is kept."""
-        if P.whole:
-            start, origin = x, None
-        else:
-            start = x.new_zeros(()).expand(*rnd.ids.shape, P.rank)
-            origin = P @ x if self.local.decay else None
-        if held is not None:
-            held = self._carried(held, P, rnd)
-        y, memory = self.local.descend(
-            start, direction, self.rate(rnd), self.local_steps, origin, held
-        )
-        return y.sub_(x) if P.whole else y, None if held is None else memory
+        return Bundle(**parts), client.replace(**own, moments=None if held is None else memory)
 
     def _carried(self, held: Vector, P: LinearMap, rnd: Round) -> Vector:
-        """Return a cohort's moments inside P: those of another P are projected again."""
-        if P.whole:
-            return held
+        """Return a cohort's moments inside P."""
         now = rnd.t // self.space.refresh
         then = np.where(rnd.last_round < 0, now, rnd.last_round // self.space.refresh)
-        for epoch in np.unique(then[then != now]).tolist():
+        for epoch in [] if P.whole else np.unique(then[then != now]).tolist():
             old = draw(self.space, rnd.layout, rnd.seeds, epoch)
             here = torch.from_numpy(then == epoch).unsqueeze(-1)
             held = torch.where(here, self.local.carry(held, old, P), held)
         return held
 
+    def arrived(self, up: Bundle, P: LinearMap, rnd: Round) -> Any:
+        """Return what arrives of the clients' vectors, the same bits at both ends."""
+        if (code := self.uplink.compressor) is None:
+            return up.v
+        return code.decompress(up.v, P.rank, code.keys(rnd), rnd.layout.dtype)
+
     def update_client_state(self, client: Bundle, down: Bundle, up: Bundle, rnd: Round) -> Bundle:
         P = self.subspace(rnd)
-        v = self.uplink.receive(up.v, P, rnd)
+        v = self.arrived(up, P, rnd)
         own = self.uplink.after(client, v, P)
         return client.replace(**self.drift.after(client, v, P, rnd), **own)  # 5
 
     def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
-        P = self.subspace(rnd)
-        v = self.uplink.receive(up.v, P, rnd)
+        P, drift = self.subspace(rnd), self.drift
+        v = self.arrived(up, P, rnd)
         mean, own = self.uplink.mean(server, v, P, rnd)
-        w = self.drift.direction(server, mean, P)
+        w = drift.direction(server, mean, P)
         D, length = self.local.scales(server, P), self.rate(rnd) * self.local_steps
         if (z := up.get("z")) is not None:
             direction = -rnd.mean(z)
-        elif self.drift.in_gradients or self.uplink.in_gradients:
+        elif drift.in_gradients or self.uplink.in_gradients:
             direction = length * (w if D is None else D * w)
         else:
             direction, w = w, w if D is None else w / (length * D)
-
-        def each() -> Vector:
-            if z is not None:
-                other: Vector = -z
-                return other
-            found: Vector = self.drift.direction(server, v, P)
-            return found if D is None or not self.drift.in_gradients else D * found
+        each = direction
+        if self.server.needs_each_reply:
+            each = drift.direction(server, v, P) if z is None else -z
+            each = D * each if D is not None and drift.in_gradients else each
 
         move, moved = self.server.step(server, direction, P, rnd, each)  # 6
         sent, log = self.downlink.send(server, move, P, rnd)
@@ -271,9 +275,8 @@ class Box(LocalSteps):
             moved = self.server.sent(moved, move, sent, P)
         x = P.T.plus(sent, server.x, sign=-1)  # 7
         scale = {} if D is None else self.local.server(server, w, P)
-        return server.replace(
-            x=x, **self.drift.server(server, mean, up, P, rnd), **own, **moved, **log, **scale
-        )  # 8
+        kept = drift.server(server, mean, up, P, rnd)
+        return server.replace(x=x, **kept, **own, **moved, **log, **scale)  # 8
 
     # the log of changes, and rounds without replies
 
@@ -283,9 +286,6 @@ class Box(LocalSteps):
 
     def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
         return server.replace(**self.downlink.rest(server, self.subspace(rnd), rnd))
-
-    def measures(self, server: Bundle) -> Mapping[str, Any]:
-        return self.drift.measures(server)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,18 +307,8 @@ class InSubspace(Box):
             object.__setattr__(self, "rank", None)
 
 
-def _joined(method: Box, parts: list[dict[str, Any]]) -> Bundle:
-    """Return the parts of all choices as one state."""
-    names = [name for own in parts for name in own]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise SpecError(
-            f"two choices of {type(method).__name__} keep a part {min(twice)!r}; rename it in one of their files"
-        )
-    return Bundle(**{name: part for own in parts for name, part in own.items()})
-
-
 def _sum(direction: Direction, plus: Direction) -> Direction:
-    return lambda z: direction(z) + term(plus, z)
+    return lambda z: direction(z) + plus(z)
 
 
 def _scaled(direction: Direction, D: Vector) -> Direction:
@@ -326,7 +316,7 @@ def _scaled(direction: Direction, D: Vector) -> Direction:
 
 
 def projected_values(method: Method, layout: Layout) -> tuple[int, int, int] | None:
-    """Parameters of the tensors that are projected, values inside the subspace, and all parameters.
+    """Return parameters of the tensors that are projected, values inside the subspace, and all parameters.
 
     None for a method that trains in the whole space.
     """

@@ -9,8 +9,6 @@ Differences from the paper: a server step size η_g, which is 1 there. What C le
 top-k leads to a wrong model: use `ef` with it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Uplink, register

@@ -15,8 +15,6 @@ without replies has a Q of zeros. After a lost reply the client returns to the e
 keep a copy of e_i; a client that loses it continues from zero.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Downlink, Uplink, register

@@ -13,8 +13,6 @@ D_i of that round is lost as in FedAvg. e_i follows from the client's data, so n
 that loses it continues from zero.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Uplink, register

@@ -12,8 +12,6 @@ C must be contractive, as top-k is. Differences from the paper: K local steps, w
 h = Σ w_i h_i. After a lost reply the client returns to the h_i it had, and h does not change.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Uplink, register

@@ -10,8 +10,6 @@
 Lines 4 to 6 are in `fedspan.servers`. As in the paper's experiments, β_1 is 0 by default.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Server, register

@@ -13,8 +13,6 @@ Differences from the paper: none known. As in its box, m and v have no bias corr
 FedAdam have one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Server, register

@@ -9,8 +9,6 @@ It is the box with the default of every axis.
 Differences from the paper: a server step size η_g, which is 1 there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import register

@@ -13,8 +13,6 @@ Differences from the paper: a server step size η_g, which is 1 there. β is tha
 round without replies does not change x and m.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Server, register

@@ -11,8 +11,6 @@ take K steps. There clients are sampled by weight and averaged uniformly; here t
 by weight. A server step size η_g is added, which is 1 there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Drift, register

@@ -18,8 +18,6 @@ A client receives b̄ of a round only when it takes part again. It then does lin
 result is the same. If it is sent x in full, the b̄ that line 5 needs is sent too (one vector; for 5' all of them).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -39,11 +37,9 @@ from fedspan import (
     register,
 )
 from fedspan.core.errors import one_of, positive
-from fedspan.core.footprint import Footprint
-from fedspan.core.linear_map import LinearMap
-from fedspan.core.projector import Rank, draw
+from fedspan.core.method import Footprint
+from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.registry import name_of
-from fedspan.core.sync import worth_sending
 from fedspan.methods.base import LocalSteps
 from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.coordinate import Coordinate
@@ -59,8 +55,8 @@ class FedSub(LocalSteps):
     variant: Literal["zero_sum", "stale"] = "zero_sum"  # line 5, or 5', for all clients
     server_lr: float = 1.0  # η_g: step size of the server
 
-    plain_sum = True
-    logs_changes = True
+    plain_sum = logs_changes = True
+    follows_states = True  # the duals of all clients sum to zero
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,11 +71,6 @@ class FedSub(LocalSteps):
             object.__setattr__(self, "space", replace(self.space, rank=self.rank))
             object.__setattr__(self, "rank", None)
 
-    @property
-    def follows_states(self) -> bool:
-        """The duals of all clients sum to zero."""
-        return True
-
     def check(self, layout: Layout) -> None:
         """Raise SpecError if the rank does not fit every block."""
         self.space.size(layout)
@@ -89,9 +80,10 @@ class FedSub(LocalSteps):
         r = self.space.size(layout)
         return Footprint(r, self.local.size(r))
 
-    def subspace(self, rnd: Round) -> LinearMap:
-        """P_t."""
-        return draw(self.space, rnd.layout, rnd.seeds, rnd.t // self.space.refresh)
+    def subspace(self, rnd: Round, t: int | None = None) -> LinearMap:
+        """P_t, of this round by default."""
+        epoch = (rnd.t if t is None else t) // self.space.refresh
+        return draw(self.space, rnd.layout, rnd.seeds, epoch)
 
     def init_server(self, x0: Vector, layout: Layout) -> Bundle:
         return Bundle(x=x0, log=Log())
@@ -110,11 +102,11 @@ class FedSub(LocalSteps):
         self, client: Bundle, down: Bundle, f: Objective, rnd: Round
     ) -> tuple[Bundle, Bundle]:
         P, x = self.subspace(rnd), down.sync.model  # 1
-        P.agree(down.probe)
+        P.agree(down.get("probe"))
         dual = self._dual_now(client, down.sync, rnd)  # 5, 6 of the rounds since
         start, shift = torch.zeros_like(dual), -dual / self.local_steps
         steps = f.restrict(x, P), self.rate(rnd), self.local_steps
-        b, _ = self.local.descend(start, *steps, shift=shift)  # 3
+        b = self.local.descend(start, *steps, shift=shift)[0]  # 3
         return self._after(dual, b), Bundle(b=b)
 
     def update_client_state(self, client: Bundle, down: Bundle, up: Bundle, rnd: Round) -> Bundle:
@@ -124,8 +116,8 @@ class FedSub(LocalSteps):
         return Bundle(dual=dual, end=b) if self.variant == "stale" else Bundle(dual=dual + b)
 
     def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
-        P, mean_b = self.subspace(rnd), rnd.mean(up.b)
-        x = server.x + self.server_lr * (P.T @ mean_b)  # 4
+        mean_b = rnd.mean(up.b)
+        x = self.apply_entry(server.x, mean_b, rnd)  # 4
         return server.replace(x=x, log=self._push(server.log, mean_b, rnd))
 
     def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
@@ -141,31 +133,25 @@ class FedSub(LocalSteps):
         """Add b̄; keep those worth sending, and before them line 5 needs that of each client's last round, 5' all."""
         if self.variant == "stale":
             return log.push(entry, rnd.t + 1 - rnd.oldest)
-        missed = rnd.missed_by_any
-        worth = worth_sending(entry, rnd.layout.size * rnd.layout.dtype.itemsize, "first")
+        missed, worth = rnd.missed_by_any, rnd.layout.size // entry.shape[-1] + 1
         return log.push(entry, min(missed, worth), rnd.still_last if missed > worth else None)
 
-    def _dual_now(self, client: Bundle, sync: ModelSync, rnd: Round) -> Vector:
-        """Λ_i at the start of round t, for a cohort that last took part in rounds `rnd.last_round`."""
-        dual: Vector = client.dual
+    def _dual_now(self, client: Bundle, sync: ModelSync, rnd: Round) -> Any:
+        """Return Λ_i at the start of round t, for a cohort that last took part in rounds `rnd.last_round`."""
+        stale, dual = self.variant == "stale", client.dual
         end: Any = client.get("end")
-        stale = self.variant == "stale"
-        last_round = (
-            np.maximum(rnd.last_round, 0)
-            if stale
-            else np.where(rnd.last_round < 0, rnd.t, rnd.last_round)
-        )
+        new = 0 if stale else rnd.t  # from which round on a client without one counts
+        last_round = np.where(rnd.last_round < 0, new, rnd.last_round)
         for j in range(int(last_round.min()), rnd.t):
-            here = torch.from_numpy(last_round <= j if stale else last_round == j).unsqueeze(-1)
+            began = torch.from_numpy(last_round <= j).unsqueeze(-1)
+            here = began if stale else torch.from_numpy(last_round == j).unsqueeze(-1)
             if here.any():
                 mean_b = sync.log.at(j)
                 if stale:
                     here = here & mean_b.any(-1, keepdim=True)  # `empty_round` logs zeros
                 dual = torch.where(here, (dual + end if stale else dual) - mean_b, dual)  # 5
             if (j + 1) % self.space.refresh == 0:
-                old = draw(self.space, rnd.layout, rnd.seeds, j // self.space.refresh)
-                new = draw(self.space, rnd.layout, rnd.seeds, (j + 1) // self.space.refresh)
-                touched = torch.from_numpy(last_round <= j).unsqueeze(-1)
-                dual = torch.where(touched, new @ (old.T @ dual), dual)  # 6
-                end = torch.where(touched, new @ (old.T @ end), end) if stale else end
+                old, P = self.subspace(rnd, j), self.subspace(rnd, j + 1)
+                dual = torch.where(began, P @ (old.T @ dual), dual)  # 6
+                end = torch.where(began, P @ (old.T @ end), end) if stale else end
         return dual

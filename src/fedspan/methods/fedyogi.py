@@ -10,8 +10,6 @@
 Lines 4 to 6 are in `fedspan.servers`. Differences from the paper: none known.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Server, register

@@ -27,72 +27,30 @@ A change of x is logged and sent as its two factors: min(d, G r (n + m)) numbers
 follows from the client's own data: no server can keep a copy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedspan import Block, Bundle, Layout, Log, ModelSync, Objective, Round, Vector, register
+from fedspan import (
+    Block,
+    Bundle,
+    Encoded,
+    Layout,
+    Log,
+    ModelSync,
+    Objective,
+    Round,
+    Vector,
+    register,
+)
 from fedspan.core import seeds
 from fedspan.core.errors import CheckpointError, positive
-from fedspan.core.linear_map import LinearMap
-from fedspan.core.projector import Rank
+from fedspan.core.projector import Factor, LinearMap, Rank
 from fedspan.methods.base import LocalSteps
 from fedspan.projectors._dense import Dense
 from fedspan.projectors.gaussian import Gaussian
-
-
-@dataclass(frozen=True, eq=False)
-class Side:
-    """The model as matrices of which P acts on one side."""
-
-    layout: Layout  # matrix blocks are n × m, and projected along this side
-    ranks: tuple[int | None, ...]  # None for a block that is sent in full
-
-    @property
-    def matrices(self) -> list[tuple[int, Block, int]]:
-        """(number, block, r) of the blocks that are not sent in full."""
-        blocks = enumerate(zip(self.layout.blocks, self.ranks, strict=True))
-        return [(number, block, r) for number, (block, r) in blocks if r is not None]
-
-    @property
-    def size(self) -> int:
-        """Numbers in P."""
-        return sum(r * block.inputs for _, block, r in self.matrices)
-
-    def drawn(self, of_runs: tuple[int, ...], side: int) -> Vector:
-        """A random P, flat, for the first round of a side."""
-        keys, found = (
-            seeds.keys(of_runs, "powersgd", side),
-            [torch.zeros(len(of_runs), 0, dtype=self.layout.dtype)],
-        )
-        for number, block, r in self.matrices:
-            own = seeds.children(keys, np.full(keys.shape, number))
-            found.append(
-                Gaussian(rank=r).factor(block.inputs, r, own, self.layout.dtype).p.flatten(1)
-            )
-        return torch.cat(found, 1).unsqueeze(1)
-
-    def subspace(self, basis: Vector) -> LinearMap:
-        """P from its flat numbers."""
-        parts = basis.split([r * block.inputs for _, block, r in self.matrices], -1)
-        factors: list[Dense | None] = [None] * len(self.ranks)
-        for (number, _, r), part in zip(self.matrices, parts, strict=True):
-            p = part[:, 0].unflatten(-1, (r, -1))
-            factors[number] = Dense(p, p)
-        return LinearMap(self.layout, tuple(factors), basis.new_zeros(basis.shape[0], 1, 1))
-
-    def turned(self, z: Vector) -> Vector:
-        """P of the other side, flat: the columns of z in each block, orthonormalized."""
-        blocks = zip(self.layout.blocks, self.ranks, strict=True)
-        parts = z.split([b.size if r is None else r * b.rest for b, r in blocks], -1)
-        found = [z[..., :0]]
-        for number, _, r in self.matrices:
-            q, _ = torch.linalg.qr(parts[number].unflatten(-1, (-1, r)))
-            found.append(q.mT.flatten(2))
-        return torch.cat(found, -1)
 
 
 @register
@@ -126,7 +84,7 @@ class PowerSGD(LocalSteps):
     def client_step(
         self, client: Bundle, down: Bundle, f: Objective, rnd: Round
     ) -> tuple[Bundle, Bundle]:
-        P, x = self.side(rnd).subspace(down.basis), down.sync.model
+        P, x = self.subspace(down.basis, rnd), down.sync.model
         y = self.descend(x, f.direction(), self.rate(rnd))  # 2
         M = y - x + client.e  # 3
         z = P @ M  # 4
@@ -136,59 +94,89 @@ class PowerSGD(LocalSteps):
         return client
 
     def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
-        side, basis, mean = self.side(rnd), self.basis(server, rnd), rnd.mean(up.z)
-        delta = self.server_lr * mean
-        x = server.x + side.subspace(basis).T @ delta  # 6
-        turned = {"columns" if rnd.t % 2 == 0 else "rows": side.turned(mean)}  # 7
+        basis, mean = self.basis(server, rnd), rnd.mean(up.z)
+        P, delta = self.subspace(basis, rnd), self.server_lr * mean
+        x = server.x + P.T @ delta  # 6
+        turned = {"rows" if rnd.t % 2 else "columns": self.turned(P, mean)}  # 7
         return server.replace(x=x, log=self.push(server.log, delta, basis, rnd), **turned)
 
     def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
         basis = self.basis(server, rnd)
-        rank = self.side(rnd).subspace(basis).rank
-        nothing = basis.new_zeros(*basis.shape[:-1], rank)
+        nothing = basis.new_zeros(*basis.shape[:-1], self.subspace(basis, rnd).rank)
         return server.replace(log=self.push(server.log, nothing, basis, rnd))
 
     def push(self, log: Log, delta: Vector, basis: Vector, rnd: Round) -> Log:
-        """Add this round's change, and keep as many before it as are cheaper than x."""
-        entry = torch.cat([delta, basis], -1)
-        return log.push(entry, max(1, rnd.layout.size // entry.shape[-1]))
+        """Return the log with this round's change, and as many before it as are cheaper than x."""
+        size = delta.shape[-1] + basis.shape[-1]
+        return log.push(Encoded(values=delta, scale=basis), max(1, rnd.layout.size // size))
 
-    def apply_entry(self, copy: Vector, entry: Vector, rnd: Round) -> Vector:
-        """x + Pᵀ δ; an entry holds δ, then P."""
-        side = self.side(rnd)
-        own = entry.shape[-1] - side.size
-        return copy + side.subspace(entry[..., own:]).T @ entry[..., :own]
+    def apply_entry(self, copy: Vector, entry: Encoded, rnd: Round) -> Vector:
+        """Return x + Pᵀ δ."""
+        delta, basis = entry.take("values", "scale")
+        moved: Vector = self.subspace(basis, rnd).T @ delta
+        return copy + moved
 
-    def basis(self, server: Bundle, rnd: Round) -> Vector:
-        """P of this round, flat: from the replies of the round before, or drawn if there are none."""
-        held, side = server.get("columns" if rnd.t % 2 else "rows"), self.side(rnd)
-        if held is not None and (held.shape, held.dtype) != (
-            (len(rnd.seeds), 1, side.size),
-            rnd.layout.dtype,
-        ):
+    # P: rows of the matrices in even rounds, columns in odd ones; flat, one matrix after the other
+
+    def rank_of(self, block: Block) -> int:
+        """Return r of a block that P may act on; min(n, m) if that is no more."""
+        asked, full = Gaussian(rank=self.rank).asked(block), min(_matrix(block))
+        return min(full, asked if isinstance(asked, int) else max(1, round(asked * full)))
+
+    def side(self, rnd: Round) -> Layout:
+        """Return the model as matrices, and the side on which P acts; blocks without one are sent in full."""
+        axis = 1 - rnd.t % 2
+        blocks = [
+            Block(b.name, _matrix(b), axis)
+            if b.axis is not None and self.rank_of(b) < min(_matrix(b))
+            else Block(b.name, b.shape)
+            for b in rnd.layout.blocks
+        ]
+        return Layout(tuple(blocks), rnd.layout.dtype)
+
+    def basis(self, server: Bundle, rnd: Round) -> Any:
+        """Return P of this round: from the replies of the round before, or drawn if there are none."""
+        matrices = [
+            (number, b) for number, b in enumerate(self.side(rnd).blocks) if b.axis is not None
+        ]
+        held, dtype = server.get("columns" if rnd.t % 2 else "rows"), rnd.layout.dtype
+        if held is None:
+            keys = seeds.keys(rnd.seeds, "powersgd", rnd.t % 2)
+            drawn = [torch.zeros(len(rnd.seeds), 0, dtype=dtype)]
+            for number, b in matrices:
+                own = seeds.children(keys, np.full(keys.shape, number))
+                p = Gaussian().factor(b.inputs, self.rank_of(b), own, dtype).p
+                drawn.append(p.flatten(1))
+            return torch.cat(drawn, 1).unsqueeze(1)
+        size = sum(self.rank_of(b) * b.inputs for _, b in matrices)
+        if (held.shape, held.dtype) != ((len(rnd.seeds), 1, size), dtype):
             raise CheckpointError(
                 "the checkpoint is damaged: its P is of another shape or type; start the run again"
             )
-        return side.drawn(rnd.seeds, rnd.t % 2) if held is None else held
+        return held
 
-    def side(self, rnd: Round) -> Side:
-        """Rows in even rounds, columns in odd ones."""
-        ranks = tuple(self.rank_of(block) for block in rnd.layout.blocks)
-        blocks = zip(rnd.layout.blocks, ranks, strict=True)
-        axis = 0 if rnd.t % 2 else 1
-        shaped = (
-            b if r is None else Block(b.name, (b.shape[0], b.size // b.shape[0]), axis)
-            for b, r in blocks
-        )
-        return Side(Layout(tuple(shaped), rnd.layout.dtype), ranks)
+    def subspace(self, basis: Vector, rnd: Round) -> LinearMap:
+        """Return P as a map."""
+        side, factors, at = self.side(rnd), list[Factor | None](), 0
+        for block in side.blocks:
+            factor = None
+            if block.axis is not None:
+                r = self.rank_of(block)
+                p = basis[:, 0, at : at + r * block.inputs].unflatten(-1, (r, -1))
+                factor, at = Dense(p, p), at + r * block.inputs
+            factors.append(factor)
+        return LinearMap(side, tuple(factors), basis.new_zeros(len(basis), 1, 1))
 
-    def rank_of(self, block: Block) -> int | None:
-        """r of a block; None if it is sent in full."""
-        if block.axis is None:
-            return None
-        asked, full = (
-            Gaussian(rank=self.rank).asked(block),
-            min(block.shape[0], block.size // block.shape[0]),
-        )
-        r = asked if isinstance(asked, int) else max(1, round(asked * full))
-        return r if r < full else None
+    def turned(self, P: LinearMap, z: Vector) -> Vector:
+        """Return P of the other side: the columns of z in each matrix, orthonormalized."""
+        found = [z[..., :0]]
+        for factor, _, part in P.by_block(z.split(P.sizes, -1)):
+            if factor is not None:
+                q: Vector = torch.linalg.qr(part.unflatten(-1, (-1, factor.rank)))[0]
+                found.append(q.mT.flatten(2))
+        return torch.cat(found, -1)
+
+
+def _matrix(block: Block) -> tuple[int, int]:
+    """Return (n, m)."""
+    return block.shape[0], block.size // block.shape[0]

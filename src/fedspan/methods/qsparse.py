@@ -6,8 +6,6 @@ of the norm of its bucket. Any `compose` compressor can be given; its k matters 
 Differences from the paper: those of `ef`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Uplink, register

@@ -16,8 +16,6 @@ c = Σ w_i c_i. After a lost reply the client returns to the c_i and u_i it had.
 of u_i: a client that loses both continues with its c_i and with v_i = c_i.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Drift, Uplink, register

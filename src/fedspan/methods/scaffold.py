@@ -12,8 +12,6 @@ The mean gradient then does not follow from the end point: c_i⁺ is the mean it
 full gradient as the control, is not offered.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Drift, register

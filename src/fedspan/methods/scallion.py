@@ -15,8 +15,6 @@ Differences from the paper: clients may have weights w_i; then c = Σ w_i c_i. A
 the c_i it had, and c does not change.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Drift, Uplink, register

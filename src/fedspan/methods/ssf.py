@@ -17,8 +17,6 @@ Differences from the paper: its box has no client sampling. Read literally under
 computed from the copy of P c that the client was sent. Clients may have weights w_i; then c = Σ w_i c_i.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Drift, register

@@ -6,8 +6,6 @@
 4  x ← x + η_g Pᵀ mean_S z_i
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import register

@@ -177,11 +177,6 @@ def sizes_of(clients: Sequence[ClientData]) -> npt.NDArray[np.float64]:
     return np.array([len(data) for data in clients] if known is None else known, np.float64)
 
 
-def client_name(client: int, names: Sequence[str] | None) -> str:
-    """A client as error messages name it."""
-    return f"client {client}" if names is None else f"client {names[client]!r}"
-
-
 def placed(batch: Batch, device: torch.device) -> Batch:
     """The batch with its tensors on a device."""
     if device.type == "cpu":

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from fedspan.core.errors import CheckpointError, one_line
+from fedspan.core.seeds import torch_generator
 
 PLAIN = (bool, int, float, str, type(None))
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -103,7 +104,8 @@ def build(plan: Any) -> nn.Module:
             key: tuple(value) if isinstance(value, list) else value
             for key, value in plan["arguments"].items()
         }
-        return kind(**arguments)
+        with torch_generator():  # its initial weights are drawn, and replaced
+            return kind(**arguments)
     except CheckpointError:
         raise
     except Exception as error:  # of the class's own constructor

@@ -22,8 +22,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import Factor, LinearMap
-from fedspan.core.objective import Plus, SteppingDirection
+from fedspan.core.objective import Plus
+from fedspan.core.projector import Factor, LinearMap
 from fedspan.nn.layers import channels
 from fedspan.nn.module import lift
 
@@ -303,7 +303,7 @@ Chain = tuple[list[Layer], KnownLoss]
 """The layers of a network in order, and what its outputs are compared by."""
 
 
-class ChainDirection(SteppingDirection):
+class ChainDirection:
     """y ↦ ∇f_i(y) + plus of a cohort by the formulas of a chain; inside x + range(Pᵀ) z ↦ P ∇f_i(x + Pᵀz) + plus.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from fedspan.core.linear_map import Factor, picked
+from fedspan.core.projector import Factor, picked
 from fedspan.nn.recompute import remember
 
 Narrow = Callable[[Tensor], Tensor]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.linear_map import Factor, LinearMap, picked
+from fedspan.core.projector import Factor, LinearMap, picked
 from fedspan.nn.layers import restricted_forward
 from fedspan.nn.projection_rules import ProjectionRule
 from fedspan.nn.recompute import recomputing

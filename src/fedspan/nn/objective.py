@@ -24,17 +24,16 @@ from torch.func import functional_call, grad, vmap
 
 from fedspan.core import seeds
 from fedspan.core.config import Training
-from fedspan.core.errors import DataError, SpecError
+from fedspan.core.errors import DataError, SpecError, client_name
 from fedspan.core.layout import Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import (
     Direction,
-    InPlaceDirection,
     Objective,
     Plus,
     term,
 )
 from fedspan.core.privacy import Privacy
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.nn.batches import (
     CPU,
@@ -42,7 +41,6 @@ from fedspan.nn.batches import (
     Tensors,
     batch_size_of,
     batches,
-    client_name,
     drawing,
     placed,
 )
@@ -70,7 +68,7 @@ def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None
     return g
 
 
-class GradientDirection(InPlaceDirection):
+class GradientDirection:
     """y ↦ ∇f(y) + plus, each call on the next batch; at the point of `in_place` no vector is copied per step."""
 
     def __init__(
@@ -87,7 +85,7 @@ class GradientDirection(InPlaceDirection):
 
     @contextlib.contextmanager
     def in_place(self, start: Vector) -> Iterator[Vector]:
-        """See `InPlaceDirection`."""
+        """See `Direction`."""
         with self.module.in_place(start) as self._place:
             yield self._place[0]
         self._place = None

@@ -15,8 +15,8 @@ from fedspan.core import seeds
 from fedspan.core.config import Settings
 from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector, all_finite
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Objective, Problem
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.nn.augment import augmentation
 from fedspan.nn.batches import (

@@ -9,8 +9,6 @@ displacement z and origin is P x, so that line 1 is the part of the decay of x +
 an origin this is torch.optim.AdamW, step for step. The paper is arXiv:1711.05101.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,8 +16,7 @@ import torch
 
 from fedspan import Optimizer, Vector, register
 from fedspan.core.errors import below_one, not_negative, one_of, positive
-from fedspan.core.linear_map import LinearMap
-from fedspan.core.optimizer import turned, turned_squares
+from fedspan.core.projector import LinearMap
 
 
 @register
@@ -47,16 +44,39 @@ class AdamW(Optimizer):
         m.lerp_(g, 1 - self.beta1)  # 2
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         t.add_(1)
-        left = [
+        left1, left2 = (  # 1 − β^t needs the digits
             (1 - beta ** t.double()).to(y.dtype) for beta in (self.beta1, self.beta2)
-        ]  # 1 − β^t needs the digits
-        scale = v.sqrt().div_(left[1].sqrt()).add_(self.eps).mul_(left[0])
+        )
+        scale = v.sqrt().div_(left2.sqrt()).add_(self.eps).mul_(left1)
         y.addcdiv_(m, scale, value=-lr)  # 3
 
     def size(self, n: int) -> int:
         return 2 * n + 1
 
     def carry(self, held: Vector, old: LinearMap, new: LinearMap) -> Vector:
-        """m as far as the new subspace sees it, v by the overlap of the two; t goes on."""
+        """Return m as far as the new subspace sees it, v by the overlap of the two; t goes on."""
         m, v, t = held.split([old.rank, old.rank, 1], -1)
-        return torch.cat([turned(m, old, new), turned_squares(v, old, new), t], -1)
+        return torch.cat([super().carry(m, old, new), carried_squares(v, old, new), t], -1)
+
+
+def carried_squares(v: Vector, old: LinearMap, new: LinearMap) -> Vector:
+    """Return means of squared gradients through P as means through P', block by block; full blocks keep theirs.
+
+    Assume that the coordinates of g are uncorrelated. Then E (P'g)² is the elementwise square of P'Pᵀ times E (Pg)²,
+    plus what P' sees outside of P. Only the share of the latter is known, so its size is taken to be the mean of its
+    row of the weight. For coordinates: those that are still there keep their number, the others get the mean.
+    """
+    found = []
+    for part, f, g in zip(v.split(old.sizes, -1), old.factors, new.factors, strict=True):
+        if f is not None and g is not None:
+            rows = part.reshape(len(part), -1, f.rank)  # out × r, for every client
+            ones = torch.ones_like(rows[:, :1])
+            if f.index is not None:  # P'Pᵀ is of zeros and ones, which are their own squares
+                seen, share = g.down(f.up(rows)), g.down(f.up(ones))
+            else:
+                squares = g.down(f.columns().mT).square()
+                seen, share = rows @ squares, ones @ squares
+            rows = seen + (1 - share).clamp_min(0) * rows.mean(-1, keepdim=True)
+            part = rows.reshape(part.shape)
+        found.append(part)
+    return torch.cat(found, -1)

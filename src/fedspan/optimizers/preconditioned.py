@@ -20,17 +20,14 @@ any P, and its mean square is that of many numbers. A row is an output of a weig
 block of one axis, such as a bias, is one row. v is sent with the download, a number per row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 
-from fedspan import Layout, Optimizer, Vector, register
-from fedspan.core.bundle import Bundle
+from fedspan import Block, Bundle, Layout, Optimizer, Vector, register
+from fedspan.core.axes import Parts
 from fedspan.core.errors import below_one, positive
-from fedspan.core.layout import Block
-from fedspan.core.linear_map import Factor, LinearMap
+from fedspan.core.projector import Factor, LinearMap
 
 
 @register
@@ -49,56 +46,42 @@ class Preconditioned(Optimizer):
     def step(self, y: Vector, g: Vector, memory: Vector, lr: float, origin: Vector | None) -> None:
         y.add_(g, alpha=-lr)
 
-    def size(self, n: int) -> int:
-        return 0
-
-    def carry(self, held: Vector, old: LinearMap, new: LinearMap) -> Vector:
-        return held
-
-    def init_server(self, x0: Vector, layout: Layout) -> dict[str, Vector]:
+    def init_server(self, x0: Vector, layout: Layout) -> Parts:
         return {"squares": x0.new_zeros(*x0.shape[:-1], sum(map(_groups, layout.blocks)))}
 
-    def down(self, server: Bundle) -> dict[str, Vector]:
+    def down(self, server: Bundle) -> Parts:
         return {"squares": server.squares}
 
-    def server(self, server: Bundle, w: Vector, P: LinearMap) -> dict[str, Vector]:
-        parts = zip(w.split(list(P.sizes), -1), P.factors, P.layout.blocks, strict=True)
-        rows = [_rows(part, f, b).square().mean(-1) for part, f, b in parts]
+    def server(self, server: Bundle, w: Vector, P: LinearMap) -> Parts:
+        rows = [_rows(*one).square().mean(-1) for one in P.by_block(w.split(P.sizes, -1))]
         now = torch.cat(rows, -1).unsqueeze(1)
         return {"squares": self.beta2 * server.squares + (1 - self.beta2) * now}  # 4
 
     def scales(self, source: Bundle, P: LinearMap) -> Vector:
-        v, blocks, sizes = source.squares, P.layout.blocks, P.sizes
-        groups = [_groups(block) for block in blocks]
-        counts = zip(groups, sizes, strict=True)
+        v, groups = source.squares, [_groups(block) for block in P.layout.blocks]
+        counts = zip(groups, P.sizes, strict=True)
         share = torch.cat([v.new_full((g,), n / g / P.rank) for g, n in counts])
         mean = (share * v).sum(-1, keepdim=True)
         D = 1 / (v.sqrt() + self.eps * mean.sqrt())
         D = D * (mean / (share * D * D * v).sum(-1, keepdim=True)).sqrt()
         D = torch.where(mean > 0, D, torch.ones_like(D))  # 5
-        parts = zip(D.split(groups, -1), P.factors, blocks, sizes, strict=True)
-        return torch.cat([_spread(part, f, b, n) for part, f, b, n in parts], -1)
+        found = []
+        for (factor, block, part), n in zip(P.by_block(D.split(groups, -1)), P.sizes, strict=True):
+            rows = part.squeeze(1).unsqueeze(-1).expand(-1, -1, n // part.shape[-1])
+            whole = factor is None and block.axis is not None
+            found.append(block.vector(rows, 1) if whole else rows.flatten(1).unsqueeze(1))
+        return torch.cat(found, -1)
 
 
 def _groups(block: Block) -> int:
-    """How many rows a block has."""
+    """Return how many rows a block has."""
     if block.axis is not None:
         return block.rest
     return block.shape[0] if len(block.shape) > 1 else 1
 
 
-def _rows(part: Vector, factor: Factor | None, block: Block) -> torch.Tensor:
-    """A block's part of one vector inside the subspace as rows, (runs, rows, n)."""
+def _rows(factor: Factor | None, block: Block, part: Vector) -> torch.Tensor:
+    """Return a block's part of one vector inside the subspace as rows, (runs, rows, n)."""
     if factor is None and block.axis is not None:
         return block.rows(part)
-    return part.reshape(part.shape[0], _groups(block), -1)
-
-
-def _spread(values: Vector, factor: Factor | None, block: Block, size: int) -> Vector:
-    """One number per row as one per number of the block inside the subspace."""
-    rows = values.squeeze(1).unsqueeze(-1).expand(-1, -1, size // values.shape[-1])
-    return (
-        block.vector(rows, 1)
-        if factor is None and block.axis is not None
-        else rows.flatten(1).unsqueeze(1)
-    )
+    return part.reshape(len(part), _groups(block), -1)

@@ -3,18 +3,15 @@
 g is the direction of the method: in `scaffold` the corrected gradient ∇f_i + c − c_i.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from fedspan.core.axes import Optimizer
 from fedspan.core.errors import SpecError, below_one, one_of
 from fedspan.core.layout import Vector
-from fedspan.core.linear_map import LinearMap
-from fedspan.core.optimizer import Optimizer, turned
 from fedspan.core.registry import register
 
 
@@ -44,6 +41,3 @@ class SGD(Optimizer):
 
     def size(self, n: int) -> int:
         return n if self.momentum else 0
-
-    def carry(self, held: Vector, old: LinearMap, new: LinearMap) -> Vector:
-        return turned(held, old, new)

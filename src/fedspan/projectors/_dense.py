@@ -1,18 +1,18 @@
 """P of one block as an r × d array."""
 
-from __future__ import annotations
-
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
 
 from fedspan.core import seeds
+from fedspan.core.projector import Factor
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(Factor):
     """P as an array (runs, r, d), in the type of the layout and in the float64 in which it was drawn."""
 
     p: torch.Tensor
@@ -36,16 +36,13 @@ class Dense:
         h = fixed_numbers(self.drawn[0].numel())
         return (self.drawn.flatten(1) @ h).view(-1, 1, 1)
 
-    def cut(self, runs: slice) -> Dense:
-        return Dense(self.p[runs], self.drawn[runs])
-
-    def to(self, device: torch.device) -> Dense:
-        """The same on another device; the drawn numbers stay, for the probe."""
-        return Dense(self.p.to(device), self.drawn)
+    def to(self, device: torch.device) -> Self:
+        """Return the same on another device; the drawn numbers stay, for the probe."""
+        return replace(self, p=self.p.to(device))
 
 
 @functools.lru_cache(maxsize=32)
 def fixed_numbers(n: int) -> torch.Tensor:
-    """n fixed numbers in (-1, 1), the same everywhere: the test vector of a probe."""
+    """Return n fixed numbers in (-1, 1), the same everywhere: the test vector of a probe."""
     keys = np.array([seeds.key(0, "probe")], np.uint64)
     return torch.from_numpy(2 * seeds.uniform(keys, n)[0] - 1)

@@ -1,21 +1,20 @@
 """Random coordinates: r of the d inputs, drawn without replacement. Needs no products, and is exact on any machine."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from fedspan import Projector, register
 from fedspan.core import seeds
+from fedspan.core.projector import Factor
 from fedspan.projectors._dense import fixed_numbers
 
 
 @dataclass(frozen=True, eq=False)
-class Picked:
+class Picked(Factor):
     """P as the inputs that it keeps, (runs, 1, r)."""
 
-    index: torch.Tensor
+    index: torch.Tensor = field()  # not the None of other factors
     inputs: int
     dtype: torch.dtype
 
@@ -24,35 +23,21 @@ class Picked:
         return self.index.shape[2]
 
     def down(self, v: torch.Tensor) -> torch.Tensor:
-        if self.index.shape[0] == 1:  # one run: whole columns, which is much faster
-            return (
-                v[0].index_select(1, self.index[0, 0]).unsqueeze(0)
-            )  # twice as fast as of three axes
         return v.gather(2, self.index.expand(-1, v.shape[1], -1))
 
     def up(self, z: torch.Tensor) -> torch.Tensor:
         full = z.new_zeros(*z.shape[:2], self.inputs)
-        if self.index.shape[0] == 1:
-            return full.index_copy_(2, self.index[0, 0], z)
         return full.scatter_(2, self.index.expand(-1, z.shape[1], -1), z)
 
     def columns(self) -> torch.Tensor:
-        zero = torch.zeros(
-            self.index.shape[0], self.inputs, self.rank, dtype=self.dtype, device=self.index.device
-        )
+        runs, _, r = self.index.shape
+        zero = self.index.new_zeros(runs, self.inputs, r, dtype=self.dtype)
         return zero.scatter_(1, self.index, 1.0)
 
     def probe(self) -> torch.Tensor:
         """Σ_k h_k · index_k / d with fixed h."""
-        return (self.index.flatten(1).double() @ fixed_numbers(self.rank)).view(
-            -1, 1, 1
-        ) / self.inputs
-
-    def cut(self, runs: slice) -> Picked:
-        return Picked(self.index[runs], self.inputs, self.dtype)
-
-    def to(self, device: torch.device) -> Picked:
-        return Picked(self.index.to(device), self.inputs, self.dtype)
+        found = self.index.flatten(1).double() @ fixed_numbers(self.rank)
+        return found.view(-1, 1, 1) / self.inputs
 
 
 @register

@@ -5,8 +5,6 @@ leave one out for 1/ρ rounds on average and now and then for many more. The las
 multiple of r is filled up from the start of its order.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +12,7 @@ import torch
 
 from fedspan import Layout, register
 from fedspan.core import seeds
-from fedspan.core.layout import Block
-from fedspan.core.linear_map import Factor, LinearMap
+from fedspan.core.projector import Factor, LinearMap
 from fedspan.projectors.coordinate import Coordinate, Picked
 
 
@@ -25,31 +22,20 @@ class Cycle(Coordinate):
     """The inputs in a random order, r after r."""
 
     def of_epochs(self, layout: Layout, of_runs: tuple[int, ...], epochs: range) -> LinearMap:
-        factors: list[Factor | None] = [
-            None if block.axis is None else self._turn(number, block, layout.dtype, of_runs, epochs)
-            for number, block in enumerate(layout.blocks)
-        ]
-        probe = torch.zeros(len(epochs) * len(of_runs), 1, 1, dtype=torch.float64)
-        return LinearMap(
-            layout, tuple(factors), sum((f.probe() for f in factors if f is not None), start=probe)
-        )
-
-    def _turn(
-        self, number: int, block: Block, dtype: torch.dtype, of_runs: tuple[int, ...], epochs: range
-    ) -> Picked:
-        """The inputs of one block whose turn it is in each epoch."""
-        rank, inputs = self.rank_of(block), block.inputs
-        length = -(-inputs // rank)
-        cycles = range(epochs[0] // length, epochs[-1] // length + 1)
-        keys = seeds.keys_of_rounds(of_runs, "projector", cycles, number)
-        orders = np.argsort(seeds.bits(keys.reshape(-1), inputs), -1, kind="stable").reshape(
-            *keys.shape, inputs
-        )
-        places = [(epoch % length * rank + np.arange(rank)) % inputs for epoch in epochs]
-        turns = [
-            orders[epoch // length - cycles[0]][:, at]
-            for epoch, at in zip(epochs, places, strict=True)
-        ]
-        return Picked(
-            torch.from_numpy(np.sort(np.concatenate(turns), -1)).unsqueeze(1), inputs, dtype
-        )
+        factors: list[Factor | None] = []
+        for number, block in enumerate(layout.blocks):
+            if block.axis is None:
+                factors.append(None)
+                continue
+            rank, inputs = self.rank_of(block), block.inputs
+            length = -(-inputs // rank)  # of a cycle
+            cycles = range(epochs[0] // length, epochs[-1] // length + 1)
+            keys = seeds.keys_of_rounds(of_runs, "projector", cycles, number)
+            orders = seeds.permute(keys, inputs)  # (cycles, runs, inputs)
+            turns = [
+                orders[t // length - cycles[0]][:, (t % length * rank + np.arange(rank)) % inputs]
+                for t in epochs
+            ]
+            index = torch.from_numpy(np.sort(np.concatenate(turns), -1))
+            factors.append(Picked(index.unsqueeze(1), inputs, layout.dtype))
+        return LinearMap(layout, tuple(factors))

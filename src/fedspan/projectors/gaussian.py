@@ -4,8 +4,6 @@ Drawn and orthonormalized in float64 on the CPU, with fixed signs of QR, and cas
 and instruction sets agree far below 1e-12; `coordinate` and `hadamard` agree in every bit.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

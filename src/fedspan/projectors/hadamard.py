@@ -5,25 +5,22 @@ get random signs, each piece has its own Walsh-Hadamard transform, and r of the 
 orthonormal and each output is drawn with probability r/d, so P Pᵀ = I and E[PᵀP] = (r/d) I hold exactly.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedspan import Projector, register
 from fedspan.core import seeds
+from fedspan.core.projector import Factor
 from fedspan.projectors._dense import Dense, fixed_numbers
 
 SMALL = 512  # up to this many inputs a stored matrix is faster than the transform
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Walsh:
+class Walsh(Factor):
     """P = rows · blockdiag(H) · signs · shuffle, without storing it."""
 
     shuffle: torch.Tensor  # (runs, 1, d)
@@ -44,10 +41,8 @@ class Walsh:
         return torch.empty_like(mixed).scatter_(2, self.shuffle.expand(mixed.shape), mixed)
 
     def columns(self) -> torch.Tensor:
-        eye = torch.eye(self.rank, dtype=self.signs.dtype, device=self.signs.device).expand(
-            self.rows.shape[0], -1, -1
-        )
-        return self.up(eye).mT
+        eye = torch.eye(self.rank, dtype=self.signs.dtype, device=self.signs.device)
+        return self.up(eye.expand(len(self.rows), -1, -1)).mT
 
     def probe(self) -> torch.Tensor:
         """A fixed sum over rows, signs and shuffle."""
@@ -56,31 +51,19 @@ class Walsh:
         order = (self.shuffle * self.signs).flatten(1).double() @ h
         return ((self.rows.flatten(1).double() @ h[: self.rank] + order) / d).view(-1, 1, 1)
 
-    def cut(self, runs: slice) -> Walsh:
-        return Walsh(self.shuffle[runs], self.signs[runs], self.rows[runs])
-
-    def to(self, device: torch.device) -> Walsh:
-        return Walsh(self.shuffle.to(device), self.signs.to(device), self.rows.to(device))
-
 
 def transform(v: torch.Tensor) -> torch.Tensor:
-    """The orthonormal Walsh-Hadamard transform of the last axis, in pieces of powers of two; its own inverse."""
-    pieces = []
-    for piece in v.split(powers(v.shape[2]), 2):
-        n = piece.shape[2]
-        half = 1
+    """Return the orthonormal Walsh-Hadamard transform of the last axis, in pieces of powers of two; its own inverse."""
+    n, pieces = v.shape[2], []
+    powers = [1 << bit for bit in reversed(range(n.bit_length())) if n >> bit & 1]
+    for piece in v.split(powers, 2):
+        n, half = piece.shape[2], 1
         while half < n:
-            pairs = piece.unflatten(2, (n // (2 * half), 2, half))
-            a, b = pairs.unbind(3)
+            a, b = piece.unflatten(2, (n // (2 * half), 2, half)).unbind(3)
             piece = torch.stack([a + b, a - b], 3).flatten(2, 4)
             half *= 2
         pieces.append(piece * (1 / math.sqrt(n)))
-    return torch.cat(pieces, 2) if len(pieces) > 1 else pieces[0]
-
-
-def powers(n: int) -> list[int]:
-    """n as a sum of decreasing powers of two."""
-    return [1 << bit for bit in reversed(range(n.bit_length())) if n >> bit & 1]
+    return torch.cat(pieces, 2)
 
 
 @register
@@ -91,24 +74,10 @@ class Hadamard(Projector):
     def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> Walsh | Dense:
         """Draw shuffle, signs and rows from three sub-streams."""
         own = [seeds.children(keys, np.full(keys.shape, part)) for part in range(3)]
-        shuffle = seeds.permute(own[0], inputs)
-        signs = 2 * seeds.integers(own[1], inputs, 2) - 1
-        rows = seeds.choose(own[2], inputs, rank)
+        shuffle = torch.from_numpy(seeds.permute(own[0], inputs)).unsqueeze(1)
+        signs = torch.from_numpy(2 * seeds.integers(own[1], inputs, 2) - 1).unsqueeze(1)
+        rows = torch.from_numpy(seeds.choose(own[2], inputs, rank)).unsqueeze(1)
         if inputs <= SMALL:
-            p = torch.from_numpy(written_out(shuffle, signs, rows))
+            p = Walsh(shuffle, signs.double(), rows).columns().mT.contiguous()
             return Dense(p.to(dtype), p)
-        parts = torch.from_numpy(shuffle), torch.from_numpy(signs).to(dtype), torch.from_numpy(rows)
-        return Walsh(*(part.unsqueeze(1) for part in parts))
-
-
-def written_out(shuffle: Ints, signs: Ints, rows: Ints) -> npt.NDArray[np.float64]:
-    """The same P as an array (runs, r, d): ± 1/√n where row and column lie in one piece of n, sign by their bits."""
-    sizes = powers(shuffle.shape[1])
-    piece = np.repeat(np.arange(len(sizes)), sizes)
-    inside = np.concatenate([np.arange(n) for n in sizes])
-    odd = np.bitwise_count(inside[rows][:, :, None] & inside) & 1  # (runs, r, d)
-    scale = (piece[rows][:, :, None] == piece) / np.sqrt(np.repeat(sizes, sizes))
-    mixed: npt.NDArray[np.float64] = np.where(odd, -scale, scale) * signs[:, None, :]
-    out = np.empty_like(mixed)
-    np.put_along_axis(out, np.broadcast_to(shuffle[:, None, :], mixed.shape), mixed, 2)
-    return out
+        return Walsh(shuffle, signs.to(dtype), rows)

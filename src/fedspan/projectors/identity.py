@@ -1,7 +1,5 @@
 """The whole space: P = I. Makes SSF equal to SCAFFOLD, with d numbers per message."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -16,7 +16,6 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,12 +25,11 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, outside, weighted
 from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat
-from fedspan.core.reply import outside, weighted
 from fedspan.core.round import Round
 from fedspan.core.sync import dated as redated
 from fedspan.engine.simulator import BUFFERS, without_zeros
@@ -385,7 +383,7 @@ class RemoteTransport:
             self._expected[sizes] = {name: array.to("meta") for name, array in arrays.items()}
         return self._expected[sizes]
 
-    def evaluate(self, run: Any, names: Sequence[str]) -> list[Evaluation]:
+    def evaluate(self, run: Any) -> list[Evaluation]:
         """Every client's own evaluation of the model; events say whose is missing."""
         events: list[Event] = []
         found = evaluate(
@@ -400,7 +398,11 @@ class RemoteTransport:
         rows = []
         for client, one in sorted(found, key=lambda pair: pair[0]):
             metrics = {k: math.nan if v is None else v for k, v in one["metrics"].items()}
-            about = {"client": names[client], "data": one["data"], "examples": one["examples"]}
+            about = {
+                "client": run.problem.names[client],
+                "data": one["data"],
+                "examples": one["examples"],
+            }
             rows.append((about | metrics, one["summaries"]))
         if events:
             run.note(events)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.errors import DataError, ProtocolError, SpecError, one_line
+from fedspan.core.errors import DataError, ProtocolError, SpecError, client_name, one_line
 from fedspan.core.layout import Vector
 from fedspan.data.schema import Features, agree, scaled
 from fedspan.data.table_data import union_of_classes
@@ -59,7 +59,7 @@ def from_text(array: torch.Tensor | None) -> Any:
 
 def gather(
     channel: Channel,
-    clients: int,
+    names: Sequence[str],
     *,
     fingerprint: str,
     patience: float,
@@ -69,11 +69,12 @@ def gather(
 
     Args:
         channel: Carries the questions.
-        clients: How many clients there are; all of them have to answer.
+        names: Of the clients, all of which have to answer.
         fingerprint: Of the run's settings.
         patience: Seconds to wait for clients that do not answer.
         asked: How columns become features, if the clients have tables.
     """
+    clients = len(names)
 
     def every(question: str, value: Any) -> list[Any]:
         found: dict[int, Any] = {}
@@ -92,10 +93,10 @@ def gather(
                     why[client] = one_line(error)
             missing = [i for i in range(clients) if i not in found]
             if missing and time.monotonic() - began > patience:
-                told = why.get(missing[0], "no reply")
+                who, told = client_name(missing[0], names), why.get(missing[0], "no reply")
                 raise StalledError(
-                    f"client {missing[0]} has not answered {question!r} within {patience:g} s ({told}); every client "
-                    "has to, before round 0: start it, or resume the run when it is there"
+                    f"{who} has not answered {question!r} within {patience:g} s ({told}); every client has to, before "
+                    "round 0: start it, or resume the run when it is there"
                 )
             if missing:
                 time.sleep(RETRY)
@@ -105,9 +106,8 @@ def gather(
     agreed: dict[str, Any] = {"examples": [one["examples"] for one in first]}
     if asked is None:
         return agreed
-    names = [f"client {i}" for i in range(clients)]
     schema = agree(
-        {who: one["facts"] for who, one in zip(names, first, strict=True)},
+        {client_name(i, names): one["facts"] for i, one in enumerate(first)},
         asked,
         first[0]["others"],
     )

@@ -9,7 +9,7 @@
 A method whose `server_step` uses nothing of the replies but `rnd.mean` takes one vector per run as that mean. So
 whatever combines the replies in another way hands it a reply with one row, (runs, 1, n).
 
-Every step takes the two kinds of parts apart by `core.reply`: the payload is measured, clipped, combined and noised,
+Every step takes the two kinds of parts apart by `core.bundle`: the payload is measured, clipped, combined and noised,
 whatever its parts are called; statistics must be within the ranges that the method declares, and stay as they are:
 `Round.average` takes their median.
 
@@ -22,7 +22,7 @@ their replies are almost zero, and an honest one that still learns is a million 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -32,14 +32,14 @@ import torch
 
 from fedspan.aggregators.mean import Mean
 from fedspan.core import wire
+from fedspan.core.bundle import outside, payload
 from fedspan.core.config import Participation
 from fedspan.core.encoded import Encoded
-from fedspan.core.errors import CheckpointError, one_line
+from fedspan.core.errors import CheckpointError, client_name, one_line
 from fedspan.core.extras import needs
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method, is_plain_sum
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import outside, payload
 from fedspan.core.round import Round
 from fedspan.core.spec import Spec
 from fedspan.replies.fixed_point import FixedPoint
@@ -65,7 +65,7 @@ class Event(NamedTuple):
     seed: int | None = None  # of several that are computed together
 
 
-def in_words(t: int, events: Iterable[Event]) -> list[str]:
+def in_words(t: int, events: Iterable[Event], names: Sequence[str] | None = None) -> list[str]:
     """The events of round t; where the same happens to many clients, it is one sentence with the first of them."""
     clients: dict[str, list[Event]] = {}
     for event in events:
@@ -77,9 +77,10 @@ def in_words(t: int, events: Iterable[Event]) -> list[str]:
             told.append(f"round {t}: {what}")
         elif len(same) <= NAMED:
             of_seed = "" if event.seed is None else f" of seed {event.seed}"
-            told.append(f"round {t}: client {event.client}{of_seed}: {what}")
+            told.append(f"round {t}: {client_name(event.client, names)}{of_seed}: {what}")
         elif event is same[0]:
-            named = ", ".join(str(one.client) for one in same[:NAMED])
+            first = [client_name(one.client or 0, names) for one in same[:NAMED]]
+            named = ", ".join(one.removeprefix("client ") for one in first)
             told.append(f"round {t}: clients {named} and {len(same) - NAMED} more: {what}")
     return told
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import Bundle, payload, statistics_in
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Objective
 from fedspan.core.registry import name_of
-from fedspan.core.reply import payload, statistics_in
 from fedspan.core.round import Round
 from fedspan.replies.chain import norms_of, shrunk
 

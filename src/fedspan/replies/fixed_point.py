@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
+from fedspan.core.bundle import Ranges
 from fedspan.core.errors import ProtocolError, SpecError
 from fedspan.core.layout import Vector
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import Ranges
 
 CHANGE = "buffers"  # the name of the change of the buffers among the arrays of a reply
 Numbers = npt.NDArray[np.unsignedinteger[Any]]  # modulo 2^32 or 2^64

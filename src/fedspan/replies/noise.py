@@ -37,11 +37,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.bundle import payload
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.extras import needs
 from fedspan.core.layout import Vector
 from fedspan.core.privacy import Privacy
-from fedspan.core.reply import payload
 from fedspan.core.round import Round, Terms
 from fedspan.replies import accountant
 

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
-from fedspan.core.bundle import Bundle
+from fedspan.core.bundle import STATISTIC, Bundle
 from fedspan.core.layout import Vector
-from fedspan.core.reply import STATISTIC
 from fedspan.core.round import Round
 
 COLUMNS = 64  # torch adds so many columns at once

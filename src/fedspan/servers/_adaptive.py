@@ -9,31 +9,27 @@ other subspace line 1 is about P m, line 2 takes (PᵀΔ)², and √v becomes �
 As in the paper's box, m and v have no bias correction; PyTorch's Adam and Flower's FedAdam have one.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from fedspan import Round, Server, Vector
+from fedspan import Bundle, Round, Server, Vector
 from fedspan.core.axes import Parts
-from fedspan.core.bundle import Bundle
 from fedspan.core.errors import below_one, positive
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import LinearMap
 
 
 @dataclass(frozen=True)
 class Adaptive(Server):
     """A server that divides each coordinate by the size of its past changes."""
 
-    lr: float = 0.01  # η_g: about how far a coordinate moves per round
+    lr: float = field(default=0.01, kw_only=True)  # η_g: about how far a coordinate moves per round
     beta1: float = 0.9  # β_1: momentum
     tau: float = 1e-3  # τ: changes much smaller than this are not enlarged
 
     def __post_init__(self) -> None:
-        positive("lr", self.lr)
+        super().__post_init__()
         below_one("beta1", self.beta1)
         positive("tau", self.tau)
 
@@ -41,12 +37,7 @@ class Adaptive(Server):
         return {"m": torch.zeros_like(x0), "v": torch.full_like(x0, self.tau**2)}
 
     def step(
-        self,
-        server: Bundle,
-        direction: Vector,
-        P: LinearMap,
-        rnd: Round,
-        each: Callable[[], Vector],
+        self, server: Bundle, direction: Vector, P: LinearMap, rnd: Round, each: Vector
     ) -> tuple[Vector, Parts]:
         m = self.beta1 * (P @ server.m) + (1 - self.beta1) * direction  # 1
         if P.picks:

@@ -5,8 +5,6 @@
 As in the paper's experiments, β_1 is 0 by default.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Vector, register

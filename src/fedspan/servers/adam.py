@@ -3,8 +3,6 @@
 2  v ← β_2 v + (1 − β_2) Δ²       elementwise; the other lines are in `_adaptive`
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fedspan import Vector, register

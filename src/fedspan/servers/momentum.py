@@ -6,18 +6,14 @@ In the long run a step goes 1/(1 − β) times as far as without momentum. A rou
 m. With a compressed downlink P m is what was sent of it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from fedspan import Round, Server, Vector, register
+from fedspan import Bundle, Round, Server, Vector, register
 from fedspan.core.axes import Parts
-from fedspan.core.bundle import Bundle
-from fedspan.core.errors import below_one, positive
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.errors import below_one
+from fedspan.core.projector import LinearMap
 
 
 @register
@@ -26,22 +22,16 @@ class Momentum(Server):
     """Each round moves x along the directions of the rounds before it too."""
 
     beta: float = 0.9  # β: weight of the past direction
-    lr: float = 1.0  # η_g: step size of the server
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         below_one("beta", self.beta)
-        positive("lr", self.lr)
 
     def init(self, x0: Vector) -> Parts:
         return {"m": torch.zeros_like(x0)}
 
     def step(
-        self,
-        server: Bundle,
-        direction: Vector,
-        P: LinearMap,
-        rnd: Round,
-        each: Callable[[], Vector],
+        self, server: Bundle, direction: Vector, P: LinearMap, rnd: Round, each: Vector
     ) -> tuple[Vector, Parts]:
         now = self.beta * (P @ server.m) + direction
         return now if self.lr == 1 else self.lr * now, {"m": P.T.put(now, server.m)}

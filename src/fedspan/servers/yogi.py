@@ -3,8 +3,6 @@
 2  v ← v − (1 − β_2) Δ² sign(v − Δ²)       elementwise; the other lines are in `_adaptive`
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

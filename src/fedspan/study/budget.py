@@ -18,7 +18,7 @@ from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, at_most, one_of, shown
 from fedspan.core.spec import Spec
 from fedspan.costs.plan import price
-from fedspan.costs.traffic import Course
+from fedspan.costs.traffic import Cost
 from fedspan.study.curves import Axis
 
 UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
@@ -60,8 +60,8 @@ class Link:
             key, _, amount = (part.strip() for part in text.partition("="))
             one_of("link", key, [field.name for field in dataclasses.fields(Link)])
             number, unit = _amount(amount)
-            wrong = not number > 0 or unit not in UNITS if key in ("up", "down") else unit != ""
-            if wrong or not number >= 0:
+            bytes_ = key in ("up", "down")
+            if not (number > 0 and unit in UNITS if bytes_ else number >= 0 and not unit):
                 raise SpecError(
                     f"`link` is written up=1MB,down=4MB,latency=0.1,step=0.02, got {shown(given)}"
                 )
@@ -165,7 +165,7 @@ class Budget:
         return cost.up_round, cost.down_round, seconds
 
 
-_courses: dict[str, Course] = {}
+_courses: dict[str, Cost] = {}
 
 
 def _affordable(spec: Spec, axis: Axis, most: float) -> int:
@@ -178,7 +178,7 @@ def _affordable(spec: Spec, axis: Axis, most: float) -> int:
     table = long.table()
     key = json.dumps(table | {"method": table["method"] | {"lr": 1.0}})
     if key not in _courses:
-        _courses[key] = price(long).course
+        _courses[key] = price(long)
 
     def spent(rounds: int) -> float:
         up, down = _courses[key].after(rounds)

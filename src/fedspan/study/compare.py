@@ -34,15 +34,15 @@ from fedspan.core.extras import data_frame, needs
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import Method
 from fedspan.core.signals import ending_by_sigterm
-from fedspan.core.spec import Spec
+from fedspan.core.spec import Spec, with_values
 from fedspan.core.terminal import plain
-from fedspan.study.budget import Budget, Link
+from fedspan.study.budget import Link
 from fedspan.study.conduct import conduct
 from fedspan.study.curves import Axis
-from fedspan.study.model import COLORS, Part, Study, Variant, with_settings
+from fedspan.study.model import Part
 from fedspan.study.proposal import WIDTH, Tuned, propose
 from fedspan.study.report import Report, of_study
-from fedspan.study.request import prepared, with_grids
+from fedspan.study.request import asked
 from fedspan.study.results import Entry, Results
 
 MethodLike = Method | str | Mapping[str, Any]
@@ -130,9 +130,9 @@ class Comparison:
         """Label → the method with its tuned settings, ready for `fedspan.fit(..., method=...)`."""
         chosen = {}
         for variant in self._part.variants:
-            tuned = self.settings[variant.label]
-            own = {key: value for key, value in tuned.items() if key != "epochs"}
-            chosen[variant.label] = with_settings(variant.method, own)
+            tuned = dict(self.settings[variant.label])
+            tuned.pop("epochs", None)
+            chosen[variant.label] = as_method(with_values(variant.table["method"], tuned))
         return chosen
 
     @property
@@ -302,51 +302,36 @@ def compare(
     out = None if run_dir is None else path_of("run_dir", run_dir)
     named = named_methods(methods)
     spec = shared_spec(model, clients, loss, next(iter(named.values())), settings)
-    variants = [
-        Variant(label, label, COLORS[n % len(COLORS)], {"method": tables.describe(one)}, {}, one)
-        for n, (label, one) in enumerate(named.items())
-    ]
-    part = Part(
-        name="comparison",
-        base=spec.table(),
-        variants=variants,
-        seeds=seeds,
-        tune_seeds=tune_seeds,
-        tune_rounds=tune_rounds,
-        tail=tail,
-        metric="",
-        budget=Budget.parse(budget),
-        given=spec,
-    )
-    part = prepared(with_grids(part, {} if tune is None else tune), metric, goal)
+    fields = {one.name: getattr(spec, one.name) for one in dataclasses.fields(Spec)}
+    table = {
+        "base": spec.table(),
+        "variants": {label: {"method": tables.describe(one)} for label, one in named.items()},
+        "seeds": seeds,
+        "tune_seeds": tune_seeds,
+        "tune_rounds": tune_rounds,
+        "tail": tail,
+        "metric": "",
+        "budget": budget,
+    }
+    objects = {key: fields[key] for key in fields if key not in ("method", "epochs", "rounds")}
+    study = asked(table, {} if tune is None else tune, metric, goal, objects=objects)
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the comparison to continue")
     if jobs > 1 and spec.torch_device.type != "cpu":
         raise SpecError(f"`jobs` {jobs} needs device='cpu'; use jobs=1")
     # the call as the page shows it: a model and data are named, other values are written out
-    told = {
-        "tune": tune,
-        "seeds": seeds,
-        "budget": budget,
-        "metric": metric,
-        "goal": goal,
-        "tail": tail,
-    }
-    told |= settings | {"run_dir": None if out is None else str(out)}
-    words = [
-        repr({label: tables.describe(method, changed=True) for label, method in named.items()}),
-        "spec",
-    ]
-    if isinstance(model, nn.Module):
-        words[1] = "model, clients"
-    elif isinstance(model, str | PathLike):
-        words[1] = repr(str(model))
+    told = {"tune": tune, "seeds": seeds, "budget": budget, "metric": metric, "goal": goal}
+    told |= {"tail": tail} | settings | {"run_dir": None if out is None else str(out)}
+    what = "model, clients" if isinstance(model, nn.Module) else "spec"
+    what = repr(str(model)) if isinstance(model, str | PathLike) else what
+    given = {label: tables.describe(method, changed=True) for label, method in named.items()}
+    words = [repr(given), what]
     for key, value in told.items():
-        if value is not None:
-            kept = isinstance(value, str | int | float | list | tuple | dict) and key not in DATA
-            words.append(f"{key}={value!r}" if kept and len(repr(value)) < 200 else f"{key}={key}")
+        kept = isinstance(value, str | int | float | list | tuple | dict) and key not in DATA
+        text = repr(value) if kept and len(repr(value)) < 200 else key
+        words += [] if value is None else [f"{key}={text}"]
     line = f"fedspan.compare({', '.join(words)})"
-    study, console = Study("comparison", [part]), Console(stderr=True, quiet=not progress)
+    console = Console(stderr=True, quiet=not progress)
     with ExitStack() as stack:  # a directory for the time being where the user names none
         place = out
         if place is None:

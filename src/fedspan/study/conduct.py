@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import shutil
 import warnings
@@ -15,13 +16,13 @@ from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.extras import needs
 from fedspan.core.files import lock_dir
 from fedspan.core.terminal import say, table
-from fedspan.costs.plan import keeps_objective, projected
+from fedspan.costs.plan import keeps_objective
 from fedspan.data import datasets
 from fedspan.engine.provenance import CHECKPOINT
 from fedspan.study import report, results
 from fedspan.study.execute import execute
 from fedspan.study.jobs import changed, fingerprint
-from fedspan.study.model import Part, Study, committed
+from fedspan.study.model import Study, committed
 from fedspan.study.results import RUNS, STUDY, Results
 from fedspan.study.tuning import Runs
 
@@ -56,8 +57,8 @@ def conduct(
         )
     check(study)
     if len(study.parts) == 1:
-        announce(study.parts[0], console)
-        specs = {v.label: study.parts[0].spec(v, v.points()[0]) for v in study.parts[0].variants}
+        (part,) = study.parts
+        specs = {v.label: part.spec(v, v.points()[0]) for v in part.variants}
         biased = [label for label, spec in specs.items() if not keeps_objective(spec)]
         if biased and len(biased) < len(specs):
             warnings.warn(
@@ -96,8 +97,8 @@ def make_runs(
     for job in Runs(study, place).tuning():
         job.forget_failure()  # of an earlier attempt: nothing is chosen before it is tried again
     runs = Runs(study, place)
-    given = any(part.given is not None for part in study.parts)
-    execute([], jobs, console, plugins, runs.possible() if given else None, runs.ready)
+    objects = any(part.objects for part in study.parts)
+    execute([], jobs, console, plugins, runs.possible() if objects else None, runs.ready)
     for job in runs.tuning():
         (job.run_dir / CHECKPOINT).unlink(missing_ok=True)
     return runs
@@ -128,30 +129,9 @@ def reproduce(
         check(study)  # nothing is deleted if the study cannot run
         shutil.rmtree(out / RUNS, ignore_errors=True)
     asked = {"scale": scale, "seeds": seeds, "jobs": jobs, "out": out.name}
-    given = {key: shlex.quote(str(value)) for key, value in asked.items() if value is not None}
-    line = " ".join(
-        ["fedspan reproduce", name, *(f"--{key} {text}" for key, text in given.items())]
-    )
+    words = [[f"--{key}", str(value)] for key, value in asked.items() if value is not None]
+    line = shlex.join(["fedspan", "reproduce", name, *itertools.chain(*words)])
     return conduct(study, out, jobs=jobs, formats=report.FORMATS, line=line, console=console)
-
-
-def announce(part: Part, console: Console) -> None:
-    """Print what will be run."""
-    rows = []
-    for variant in part.variants:
-        specs = [part.spec(variant, point) for point in variant.points()]
-        lengths = sorted({spec.rounds for spec in specs})
-        rounds = "–".join(f"{t:,}" for t in dict.fromkeys((lengths[0], lengths[-1])))
-        grid = "; ".join(
-            f"{key.removeprefix('method.')} {', '.join(map(str, values))}"
-            for key, values in variant.grid.items()
-        )
-        sizes = projected(specs[0])
-        inside = "" if sizes is None else f"{sizes[0]:,} of {sizes[2]:,}"
-        texts = (variant.label, str(len(specs)), rounds, grid, inside)
-        rows.append([escape(text) for text in texts])
-    heads = ("method", "points", "rounds", "grid", "parameters projected")
-    console.print(table(heads, rows, width=console.width))
 
 
 def show(made: report.Report, minutes: float, files: Sequence[Path], console: Console) -> None:

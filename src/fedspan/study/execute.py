@@ -31,7 +31,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedspan.api.run import run
-from fedspan.callbacks._event_log import log
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError, Terminated
@@ -40,7 +39,7 @@ from fedspan.core.plugins import load_plugin
 from fedspan.core.processes import FORKS, NotSentError, Shared, without_script
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.system import release_memory, warn_if_public
-from fedspan.core.terminal import say
+from fedspan.core.terminal import log, say
 from fedspan.costs.plan import client_memory
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.provenance import CHECKPOINT, UNFINISHED
@@ -161,12 +160,16 @@ def execute(
             processes = 1
     far: dict[Path, int] = {}
     number = 0
-    text, share = (
+    bar = Progress(
         TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
         TextColumn("{task.percentage:.0f} %"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        expand=True,
     )
-    columns = (text, BarColumn(bar_width=None), share, TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, expand=True) as bar:
+    with bar:
         task = bar.add_task("runs", total=None)
 
         def seen(run_dir: Path, t: int) -> None:
@@ -178,12 +181,9 @@ def execute(
             what = what if len(what) <= LONG else f"{what[: LONG - 1]}…"
             bar.update(task, description=what, refresh=True)
 
-        one_by_one = processes == 1
-        ends = (
-            _here(todo, seen, begun)
-            if one_by_one
-            else _apart(todo, processes, objects, plugins, seen, begun)
-        )
+        ends = _here(todo, seen, begun)
+        if processes > 1:
+            ends = _apart(todo, processes, objects, plugins, seen, begun)
         try:
             for job, end in ends:
                 if end == "stopped":
@@ -295,12 +295,10 @@ def _name(job: Job) -> str:
 
 
 def _run_apart(given: Job | str) -> End:
-    if isinstance(given, str):
-        assert _shared is not None
-        given = _shared.value[given]
+    job = given if isinstance(given, Job) else _shared.value[given]  # type: ignore[union-attr]
     with _working, suppress(Terminated, KeyboardInterrupt):
         if not _stop.is_set():
-            return _run(given, lambda run_dir, t: _reports.put((run_dir, t)))
+            return _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
     return "stopped"
 
 

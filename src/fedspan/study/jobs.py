@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,11 +19,10 @@ from typing import Any
 import torch
 
 from fedspan.core import registry, tables
-from fedspan.core.digest import source_of
+from fedspan.core.digest import digest, source_of
 from fedspan.core.errors import DataError
 from fedspan.core.json_log import read_table, write_table
 from fedspan.core.spec import Spec, flat
-from fedspan.core.task import Task
 from fedspan.engine import history
 from fedspan.engine.loop import Line
 from fedspan.engine.provenance import OUTCOME
@@ -107,7 +105,7 @@ def place_of(spec: Spec, runs: Path) -> Path:
     """
     parts = [registry.name_of(spec.method), spec.identity()]
     if own := fingerprint(spec):
-        parts.append(_hash(json.dumps(own, sort_keys=True).encode(), 4))
+        parts.append(digest(json.dumps(own, sort_keys=True), size=4))
     if isinstance(spec.method.lr, str):
         parts.append(f"{spec.rounds}-rounds")
     return runs / "-".join(parts)
@@ -129,18 +127,33 @@ def fingerprint(spec: Spec) -> dict[str, str]:
     if isinstance(spec.task, Custom) and spec.task.objects is not None:
         given = spec.task.objects
         if "fingerprint" not in vars(given):  # every run of a comparison asks for it
-            parts = {
+            data = {
                 "initial weights": dict(given.model.state_dict()),
                 "clients' data": given.clients,
                 "test data": given.test,
                 "validation data": given.validation,
             }
-            vars(given)["fingerprint"] = {name: _digest(one) for name, one in parts.items()}
+            vars(given)["fingerprint"] = {name: _digest(one) for name, one in data.items()}
         return {**own, **vars(given)["fingerprint"]}
     table = tables.describe(spec.task)
     key = json.dumps(table)
     if key not in _of_tasks:
-        _of_tasks[key] = _of_files(table) | _of_module(spec.task)
+        found = _of_tasks[key] = {}
+        for name in flat(table).values():
+            if isinstance(name, str) and len(name) < 1000 and Path(name).is_file():
+                size = Path(name).stat().st_size
+                parts: list[str | bytes] = [f"{size} "]
+                with Path(name).open("rb") as file:
+                    for place in sorted({0, size // 2, max(0, size - SAMPLED)}):
+                        file.seek(place)
+                        parts.append(file.read(SAMPLED))
+                found[f"file {name!r}"] = digest(*parts)
+        if isinstance(spec.task, Custom) and spec.task.clients is not None:  # from a module
+            read = spec.task.material(0, torch.float32)
+            found["test data"] = _digest(read.test())
+            found["validation data"] = _digest(read.validation())
+            with contextlib.suppress(DataError, OSError):  # data that is on other machines
+                found["clients' data"] = _digest(list(read.clients))
     return own | _of_tasks[key]
 
 
@@ -152,35 +165,6 @@ def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
         runs.mkdir(parents=True, exist_ok=True)
         write_table(path, {**before, **found})
     return [what for what, value in found.items() if before.get(what, value) != value]
-
-
-def _of_files(table: Mapping[str, Any]) -> dict[str, str]:
-    """Of the files that a task names."""
-    found = {}
-    texts = [
-        value for value in flat(table).values() if isinstance(value, str) and len(value) < 1000
-    ]
-    for name in texts:
-        if Path(name).is_file():
-            size = Path(name).stat().st_size
-            parts = [f"{size} ".encode()]
-            with Path(name).open("rb") as file:
-                for place in sorted({0, size // 2, max(0, size - SAMPLED)}):
-                    file.seek(place)
-                    parts.append(file.read(SAMPLED))
-            found[f"file {name!r}"] = _hash(b"".join(parts))
-    return found
-
-
-def _of_module(task: Task) -> dict[str, str]:
-    """Of what the functions of a task's module give here."""
-    if not isinstance(task, Custom) or task.clients is None:
-        return {}
-    read = task.material(0, torch.float32)
-    found = {"test data": _digest(read.test()), "validation data": _digest(read.validation())}
-    with contextlib.suppress(DataError, OSError):  # data that is on other machines
-        found["clients' data"] = _digest(list(read.clients))
-    return found
 
 
 def _choices(value: Any) -> Iterator[Any]:
@@ -201,8 +185,4 @@ def _source(cls: type) -> str:
     file = None if cls.__module__ == "__main__" else inspect.getsourcefile(cls)
     if file is None or not Path(file).is_file():
         return source_of(cls)
-    return _hash(Path(file).read_bytes())
-
-
-def _hash(data: bytes, size: int = 8) -> str:
-    return hashlib.blake2b(data, digest_size=size).hexdigest()
+    return digest(Path(file).read_bytes())

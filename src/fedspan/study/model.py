@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -42,13 +42,11 @@ from fedspan.core.errors import (
     SpecError,
     at_least,
     at_most,
-    did_you_mean,
     not_negative,
     number,
     one_of,
     shown,
 )
-from fedspan.core.method import Method
 from fedspan.core.spec import Spec, read_toml, with_values
 from fedspan.engine.history import HELD_OUT, sign_of
 from fedspan.study.budget import Budget
@@ -71,7 +69,6 @@ class Variant:
     color: str
     table: Table  # laid over the base spec
     grid: dict[str, list[Any]]  # dotted key → values
-    method: Method | None = None  # the method as an object, in a part with a `given` spec
 
     def points(self) -> list[Point]:
         """Every combination of the grid."""
@@ -117,7 +114,7 @@ class Part:
     within: float = 0.0  # relative distance that reproduces the published; 0: not judged
     tuned_in: str = ""  # "part.variant" whose chosen point every variant takes, in the same case
     figure: Table = field(default_factory=dict)  # x: axes or a grid's key; rows: those to draw
-    given: Spec | None = None  # the base as an object, in place of its table
+    objects: Table = field(default_factory=dict)  # settings of the base that no table can hold
 
     def __post_init__(self) -> None:
         at_least("seeds", self.seeds, 1)
@@ -148,11 +145,12 @@ class Part:
         self, variant: Variant, point: Point, row: Case | None = None, rounds: int | None = None
     ) -> Spec:
         """The spec of one point of a variant's grid; by default it is as long as the budget allows."""
-        if self.given is None:
-            table = with_values(laid_over(self.base, variant.table), self.set | point)
-            spec = Spec.from_table(filled(table, (row or self.rows[0]).values))
-        else:
-            spec = with_settings(self.given, {"method": variant.method} | point)
+        table = with_values(laid_over(self.base, variant.table), self.set | point)
+        table = filled(table, (row or self.rows[0]).values) | self.objects
+        metrics = table.pop("metrics", ())
+        own = "metrics" in self.objects  # which may be functions
+        spec = Spec.from_table(table if own else table | {"metrics": metrics})
+        spec = dataclasses.replace(spec, metrics=metrics) if own else spec
         if self.tune_by == TRAIN_LOSS:
             spec = dataclasses.replace(spec, callbacks=(*spec.callbacks, TrainingLoss()))
         if rounds is None and self.budget is not None:
@@ -183,7 +181,8 @@ class Part:
     @property
     def metrics(self) -> Sequence[Any]:
         """The metrics of the base, as a user gives them or as its table has them."""
-        return self.base.get("metrics", ()) if self.given is None else self.given.metrics
+        found: Sequence[Any] = (self.base | self.objects).get("metrics", ())
+        return found
 
     @property
     def tuning_seeds(self) -> int:
@@ -229,26 +228,6 @@ def laid_over(table: Table, changes: Mapping[str, Any]) -> Table:
     return out
 
 
-def with_settings(value: Any, settings: Mapping[str, Any]) -> Any:
-    """A dataclass with values at dotted keys, such as `method.space.rank`."""
-    changes: Table = {}
-    nested: dict[str, Table] = {}
-    is_table = dataclasses.is_dataclass(value)
-    fields = [one.name for one in dataclasses.fields(value)] if is_table else []
-    for path, inner in settings.items():
-        key, _, rest = path.partition(".")
-        if key not in fields:
-            known = f"{did_you_mean(key, fields)}; it has {', '.join(fields)}" if fields else ""
-            raise SpecError(f"{type(value).__name__} has no setting {key!r}{known}")
-        if rest:
-            nested.setdefault(key, {})[rest] = inner
-        else:
-            changes[key] = inner
-    for key, more in nested.items():
-        changes[key] = with_settings(changes.get(key, getattr(value, key)), more)
-    return dataclasses.replace(value, **changes)
-
-
 def filled(value: Any, names: Mapping[str, Any]) -> Any:
     """A table in which every `$name` is replaced by the value of that name."""
     if isinstance(value, dict):
@@ -266,18 +245,21 @@ def settings(point: Mapping[str, Any]) -> str:
 
 # ---- studies as TOML
 
-WORDS = {"name", "title", "about", "variants"}
-SETTINGS = {one.name for one in dataclasses.fields(Part)} - WORDS - {"given"}  # are handed down
-TYPES: dict[str, type] = {  # of settings that no other function checks
-    "base": dict,
-    "rows": list,
-    "set": dict,
-    "tune_by": str,
-    "metric": str,
-    "claims": list,
-    "tuned_in": str,
-    "figure": dict,
+# What a study's table may have: key → a type, a table of more of these, or a list of one; "*" is any other key.
+GRID = {"*": list}
+VARIANT = dict.fromkeys(CHANGEABLE, object) | {"label": str, "color": str, "grid": GRID}
+TYPED: dict[str, Any] = {"base": dict, "set": dict, "tune_by": str, "metric": str, "claims": list}
+TYPED |= {"tuned_in": str, "figure": dict}
+TYPED["rows"] = [{"published": dict, "variants": list, "*": object}]
+WORDS = {"name": str, "title": str, "about": str}
+OWN = {*WORDS, "variants", "objects"}  # are not handed down from a study to its parts
+SETTINGS: dict[str, Any] = {
+    one.name: TYPED.get(one.name, object) for one in dataclasses.fields(Part) if one.name not in OWN
 }
+PART = SETTINGS | WORDS | {"variants": object, "own": {"*": VARIANT}, "grid": GRID}
+SCALE = {"about": str, "only": list, "points": object, "parts": {"*": SETTINGS}} | SETTINGS
+STUDY = {"variants": {"*": VARIANT}, "scale": str, "scales": {"*": SCALE}, "parts": {"*": PART}}
+STUDY |= SETTINGS | WORDS
 
 
 def names() -> list[str]:
@@ -293,123 +275,95 @@ def committed(name: str, scale: str | None = None, seeds: int | None = None) -> 
 
 def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -> Study:
     """A study from its table; `seeds` replaces the number of seeds of every part."""
-    _known("a comparison", table, {*WORDS, *SETTINGS, "scale", "scales", "parts"})
-    scales, scale = _tables("scales", table.get("scales", {})), scale or table.get("scale")
+    _check("", table, STUDY)
+    scales, scale = table.get("scales", {}), scale or table.get("scale")
     if scale is not None:
         one_of("scale", scale, scales)
     size = {} if scale is None else scales[scale]
-    _known(f"[scales.{scale}]", size, {*SETTINGS, "about", "only", "points", "parts"})
-    if seeds is not None:
-        at_least("seeds", seeds, 1)
-    parts = _tables("parts", table.get("parts", {"comparison": {}}))
-    wanted = _typed(f"scales.{scale}.only", size.get("only", list(parts)), list)
-    texts = {key: _typed(key, table.get(key, ""), str) for key in ("name", "title", "about")}
+    parts = table.get("parts", {"comparison": {}})
+    wanted = size.get("only", list(parts))
     found = [_part(name, one, table, size, seeds) for name, one in parts.items() if name in wanted]
     if not found:
         raise SpecError("a comparison has no part; give [base] and [variants.NAME]")
-    abouts = (texts["about"], _typed("about", size.get("about", ""), str))
-    about = " ".join(text.strip() for text in abouts if text)
-    return Study(texts["name"] or "comparison", found, texts["title"], about)
+    about = " ".join(one["about"].strip() for one in (table, size) if one.get("about"))
+    return Study(table.get("name") or "comparison", found, table.get("title", ""), about)
+
+
+def _check(where: str, value: Any, wanted: Any) -> None:
+    """Refuse values of another type, and keys that are unknown."""
+    kind = wanted if isinstance(wanted, type) else type(wanted)
+    if not isinstance(value, kind):
+        called = {"dict": "a table", "list": "a list", "str": "a text"}[kind.__name__]
+        raise SpecError(f"`{where}` must be {called}, got {shown(value)}")
+    inside: Any = value
+    if isinstance(wanted, list):
+        for number, one in enumerate(inside):
+            _check(f"{where}[{number}]", one, wanted[0])
+    elif isinstance(wanted, dict):
+        for key, one in inside.items():
+            if "*" not in wanted:
+                one_of(f"key of [{where}]" if where else "key of a comparison", key, wanted)
+            _check(f"{where}.{key}" if where else key, one, wanted.get(key, wanted.get("*")))
 
 
 def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None) -> Part:
     where = f"parts.{name}"
-    _known(f"[{where}]", table, {*WORDS, *SETTINGS, "own", "grid"})
-    levels = [shared, table, size, _tables("scales.….parts", size.get("parts", {})).get(name, {})]
+    levels = [shared, table, size, size.get("parts", {}).get(name, {})]
     own_levels = ({k: v for k, v in one.items() if k in SETTINGS} for one in levels)
     chosen: Table = reduce(laid_over, own_levels, {})
-    for key in TYPES.keys() & chosen.keys():
-        _typed(key, chosen[key], TYPES[key])
     # variants, with the part's own grid and as many values of it as the scale keeps
-    known = _variants("variants", shared.get("variants", {}))
-    known |= _variants(f"{where}.own", table.get("own", {}))
+    known = _variants(shared.get("variants", {})) | _variants(table.get("own", {}))
     wanted = table.get("variants", list(known))
     if isinstance(wanted, dict):
-        known = _variants(f"{where}.variants", wanted)
-        wanted = list(known)
-    for one in _typed(f"{where}.variants", wanted, list):
+        _check(f"{where}.variants", wanted, {"*": VARIANT})
+        known = _variants(wanted)
+    _check(f"{where}.variants", list(wanted), list)
+    for one in wanted:
         one_of(f"variant of [{where}]", one, known)
     if "base" not in chosen or not known:
         raise SpecError("a comparison needs [base] and [variants.NAME]")
-    points = size.get("points")
-    if points is not None:
-        at_least("points", points, 1)
+    points = size.get("points", 10**6)
+    at_least("points", points, 1)
     variants = []
     for one in wanted:
-        grid = known[one].grid | _grid(where, table)
-        if points is not None:
-            starts = {key: max(0, (len(values) - points) // 2) for key, values in grid.items()}
-            grid = {key: values[starts[key] : starts[key] + points] for key, values in grid.items()}
+        grid = known[one].grid | table.get("grid", {})
+        for key, values in grid.items():
+            if not values:
+                raise SpecError(
+                    f"the grid of {one!r} has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]"
+                )
+            start = max(0, (len(values) - points) // 2)
+            grid[key] = values[start : start + points]
         variants.append(dataclasses.replace(known[one], grid=grid))
     # the metric and what is better
-    metric = chosen.get("metric", "accuracy")
+    metric, goal = chosen.get("metric", "accuracy"), chosen.get("goal", "max")
     if "goal" in chosen and not metric:
-        raise SpecError(f"`goal` {chosen['goal']!r} needs the `metric` that it is of; give both")
-    goal = chosen.get("goal", "max")
+        raise SpecError(f"`goal` {goal!r} needs the `metric` that it is of; give both")
     if "goal" not in chosen and metric:
         sign = sign_of(metric, chosen["base"].get("metrics", ()), option="goal")
         goal = "max" if sign > 0 else "min"
-    typed = chosen | {"metric": metric, "goal": goal}
-    typed["budget"] = Budget.parse(chosen.get("budget", ()))
-    typed["rows"] = [_case(one) for one in chosen.get("rows", [{}])]
-    typed |= {} if seeds is None else {"seeds": seeds}
-    for key in ("title", "about"):
-        typed[key] = _typed(f"{where}.{key}", table.get(key, ""), str)
-    return Part(name=name, variants=variants, **typed)
+    chosen |= {"metric": metric, "goal": goal, "budget": Budget.parse(chosen.get("budget", ()))}
+    chosen["rows"] = [_case(one) for one in chosen.get("rows", [{}])]
+    chosen |= {} if seeds is None else {"seeds": seeds}
+    texts = {key: table.get(key, "") for key in ("title", "about")}
+    return Part(name=name, variants=variants, **chosen, **texts)
 
 
-def _variants(where: str, table: Any) -> dict[str, Variant]:
+def _variants(tables: Table) -> dict[str, Variant]:
     """Variants by name; label and color may be left out."""
     out = {}
-    for place, (name, one) in enumerate(_tables(where, table).items()):
-        _known(f"[variants.{name}]", one, {*CHANGEABLE, "label", "color", "grid"})
-        changes = {key: value for key, value in one.items() if key in CHANGEABLE}
-        words = {"label": name, "color": COLORS[place % len(COLORS)]} | one
-        label, color = (
-            _typed(f"{where}.{name}.{key}", words[key], str) for key in ("label", "color")
-        )
-        out[name] = Variant(name, label, color, changes, _grid(f"{where}.{name}", one))
+    for (name, one), color in zip(tables.items(), itertools.cycle(COLORS), strict=False):
+        own = {key: value for key, value in one.items() if key in CHANGEABLE}
+        label, color = one.get("label", name), one.get("color", color)
+        out[name] = Variant(name, label, color, own, one.get("grid", {}))
     return out
 
 
-def _grid(where: str, table: Table) -> dict[str, list[Any]]:
-    """The values that a variant or a part is tuned over, by dotted key."""
-    grid = dict(_typed(f"{where}.grid", table.get("grid", {}), dict))
-    for key, values in grid.items():
-        if not _typed(f"{where}.grid: {key}", values, list):
-            raise SpecError(
-                f"`{where}.grid` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]"
-            )
-    return grid
-
-
-def _case(table: Any) -> Case:
-    kinds = {"published": dict, "variants": list, "target": object}
-    own = {key: table[key] for key in kinds if key in _typed("rows", table, dict)}
-    for key, value in own.items():
-        _typed(f"rows: {key}", value, kinds[key])
-    if "target" in own:
-        number("rows: target", own["target"])
+def _case(table: Table) -> Case:
+    if "target" in table:
+        number("rows: target", table["target"])
+    own = {key: table[key] for key in ("published", "variants", "target") if key in table}
     return Case({key: value for key, value in table.items() if key not in own}, **own)
-
-
-def _typed(where: str, value: Any, kind: type) -> Any:
-    """Refuses a value of another type."""
-    if not isinstance(value, kind):
-        called = {"dict": "a table", "list": "a list", "str": "a text"}[kind.__name__]
-        raise SpecError(f"`{where}` must be {called}, got {shown(value)}")
-    return value
-
-
-def _tables(where: str, value: Any) -> Table:
-    """Refuses what is not a table of tables."""
-    every = _typed(where, value, dict).items()
-    return {name: _typed(f"{where}.{name}", one, dict) for name, one in every}
-
-
-def _known(where: str, table: Mapping[str, Any], keys: Collection[str]) -> None:
-    for key in table:
-        one_of(f"key of {where}", key, keys)
 
 
 def table_of(study: Study) -> Table:
@@ -431,6 +385,6 @@ def table_of(study: Study) -> Table:
             del plain["rows"]
         if part.budget is not None:
             plain["budget"] = part.budget.texts()
-        parts[part.name] = {k: v for k, v in plain.items() if k not in ("name", "given")}
+        parts[part.name] = {k: v for k, v in plain.items() if k not in ("name", "objects")}
     words = {key: text for key in ("name", "title", "about") if (text := getattr(study, key))}
     return words | (parts["comparison"] if list(parts) == ["comparison"] else {"parts": parts})

@@ -1,7 +1,7 @@
 """Rank, bits, local steps and learning rate for a budget of bytes and a link: `fedspan.tune` without a grid.
 
      1  plan      the bytes of each setting from packed messages, and so its rounds within the budget
-     2  search    the learning rate for that many rounds, once per rank and number of local steps
+     2  search    the learning rate of each setting for that many rounds, with the codes that it will run with
      3  tune      all settings are one grid, run for half of the budget, of which the tuner drops what is far behind
      4  vary      half and twice the local steps of the best one, in the same way
 
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from fedspan.api.step_size import built
+from fedspan.api.fit import as_method
+from fedspan.api.step_size import TRAINING_LOSS, built, search
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.extras import data_frame
@@ -34,9 +35,8 @@ from fedspan.core.terminal import plain
 from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import make_runs
 from fedspan.study.curves import Table
-from fedspan.study.model import Part, Study, Variant, with_settings
+from fedspan.study.model import Part, Study, Variant
 from fedspan.study.request import values_of
-from fedspan.theory.lr_search import TRAINING_LOSS, search
 
 if TYPE_CHECKING:
     from fedspan.study.compare import Comparison
@@ -95,121 +95,99 @@ def propose(
     grid = _grid(spec, vary)
     method, problem, cohort = built(spec)
     spec = dataclasses.replace(spec, method=method, epochs=None)
-    rates: dict[str, float] = {}  # of settings that differ in more than their bits
+    rows, settings = list[Table](), list[Spec]()
     spent, metric = 0, ""
 
-    def planned(point: Mapping[str, Any]) -> tuple[Table, Spec]:
-        """A setting with its costs and its rounds."""
+    def planned(point: Mapping[str, Any]) -> None:
+        """A setting with its costs, its rounds and its learning rate, if it has enough rounds."""
+        nonlocal spent, metric
         setting = dataclasses.replace(spec, method=_method(method, point))
         up, down, seconds = limits.per_round(setting)
         try:
             rounds = limits.rounds(setting)
         except SpecError:  # less than one
             rounds = 0
-        why = "" if rounds >= FEWEST else f"only {rounds} rounds within the budget"
-        row = {
-            **point,
-            "lr": math.nan,
-            "rounds": rounds,
-            "up_bytes_round": up,
-            "down_bytes_round": down,
-            "seconds": rounds * seconds,
-            "share": 0.0,
-            "why": why,
-        }
-        return row, dataclasses.replace(setting, rounds=max(rounds, 1))
-
-    def searched(row: Table, setting: Spec) -> Any:
-        """The method of a setting with its learning rate; bits do not change it much, so that all share it."""
-        nonlocal spent, metric
-        key = str(_point(row) | {"bits": None})
-        if key not in rates:
-            found = search(
-                setting.method,
-                problem,
-                cohort,
-                setting.rounds,
-                spec.search,
-                participation=spec.participation,
-            )
-            rates[key], metric = found.lr, found.metric
+        lr, why = math.nan, f"only {rounds} rounds within the budget"
+        if rounds >= FEWEST:
+            how = spec.search, spec.participation
+            found = search(setting.method, problem, cohort, rounds, *how)
+            lr, metric, why = found.lr, found.metric, ""
             spent += found.rounds
-        row["lr"] = rates[key]
-        return dataclasses.replace(setting.method, lr=rates[key])  # type: ignore[type-var]
+            tried: Any = dataclasses.replace(setting.method, lr=lr)  # type: ignore[type-var]
+            setting = dataclasses.replace(setting, method=tried, rounds=rounds)
+        costs = {"up_bytes_round": up, "down_bytes_round": down, "seconds": rounds * seconds}
+        rows.append({**point, "lr": lr, "rounds": rounds, **costs, "share": 0.0, "why": why})
+        settings.append(setting)
 
-    def best_of(settings: list[tuple[Table, Spec]], place: Path) -> tuple[Table, Spec]:
+    def best_of(numbers: list[int], place: Path) -> int:
         """The tuner's choice; the others are told why they are not chosen."""
         nonlocal spent
-        left = [one for one in settings if not one[0]["why"]]
-        if not left:
-            raise SpecError(
-                f"no setting has {FEWEST} rounds within the budget; give a larger one, or lower ranks"
-            )
-        methods = [searched(*one) for one in left]
+        some = [settings[n] for n in numbers]
+        share = 1.0 if any(setting.length_decides for setting in some) else SHARE
+        part_of_it = {axis: share * most for axis, most in limits.limits.items()}
+        shortest = int(min(share * setting.rounds for setting in some))
+        every = min(spec.eval_every, max(1, shortest // EVALUATIONS))
+        base = dataclasses.replace(spec, metrics=(), eval_every=every)
+        fields = {one.name: getattr(base, one.name) for one in dataclasses.fields(Spec)}
+        methods = [describe(setting.method) for setting in some]
         name = TRAIN_LOSS if metric == TRAINING_LOSS else metric
-        share = 1.0 if any(setting.length_decides for _, setting in left) else SHARE
-        part_of = {axis: share * most for axis, most in limits.limits.items()}
-        trial = Budget(part_of, limits.link, share * limits.seconds)
-        shortest = min(share * setting.rounds for _, setting in left)
-        base = dataclasses.replace(
-            spec, metrics=(), eval_every=min(spec.eval_every, max(1, int(shortest) // EVALUATIONS))
-        )
-        variant = Variant("settings", "settings", "", {}, {"method": methods}, method)
         part = Part(
             name="comparison",
-            base={},
-            variants=[variant],
+            base=base.table(),
+            variants=[Variant("settings", "settings", "", {}, {"method": methods})],
             seeds=1,
             metric=name,
             goal="min",
             tune_by=name,
             tail=0.2,
-            budget=trial,
-            given=base,
+            budget=Budget(part_of_it, limits.link, share * limits.seconds),
+            objects={key: fields[key] for key in fields if key not in ("method", "rounds")},
         )
         runs = make_runs(Study("comparison", [part]), place, jobs=1, console=console)
         (cell,) = runs.cells
-        tried = cell.tried
-        chosen = cell.point["method"]
-        best = methods.index(chosen)
-        for (row, setting), one in zip(left, tried, strict=False):
+        chosen = numbers[methods.index(cell.point["method"])]
+        for n, one in zip(numbers, cell.tried, strict=False):
+            row = rows[n]
             spent += 0 if row["share"] else one.rounds  # the best of before is not run again
-            row["share"] = one.rounds / setting.rounds if one.dropped else share
+            row["share"] = one.rounds / settings[n].rounds if one.dropped else share
             row["why"] = f"behind at {row['share']:.0%} of the budget"
             row[metric] = one.end.mean if one.end.whole else math.inf
-        row = left[best][0]
-        if not tried:
-            row["share"], row[metric] = share, part.result(cell.curve).mean
+        if not cell.tried:
+            rows[chosen] |= {"share": share, metric: part.result(cell.curve).mean}
             spent += cell.running()[0].spec.rounds
-        row["why"] = ""
-        return left[best]
+        return chosen
 
-    steps = grid.pop("local_steps", [method.local_steps])
+    k = method.local_steps
+    steps = grid.pop("local_steps", [k])
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    settings = [planned(point | {"local_steps": n}) for point in points for n in steps]
+    for point, n in itertools.product(points, steps):
+        planned(point | {"local_steps": n})
+    left = [n for n, row in enumerate(rows) if not row["why"]]
+    if not left:
+        raise SpecError(
+            f"no setting has {FEWEST} rounds within the budget; give a larger one, or lower ranks"
+        )
     with tempfile.TemporaryDirectory(prefix="fedspan-") as place:
-        best, setting = best_of(settings, Path(place))
+        number = best_of(left, Path(place))
         if vary is None:
-            k = method.local_steps
-            near = [
-                planned(_point(best) | {"local_steps": n}) for n in {max(1, k // 2), 2 * k} - {k}
-            ]
-            settings += near
-            best, setting = best_of([(best, setting), *near], Path(place))
-    others = [row for row, _ in settings if row is not best]
-    others.sort(key=lambda row: (-row["share"], row.get(metric, math.inf)))
+            before = len(rows)
+            for n in {max(1, k // 2), 2 * k} - {k}:
+                planned(_point(rows[number]) | {"local_steps": n})
+            near = [n for n in range(before, len(rows)) if not rows[n]["why"]]
+            number = best_of([number, *near], Path(place))
+    best = rows.pop(number)
+    rows.sort(key=lambda row: (-row["share"], row.get(metric, math.inf)))
     why = f"lowest {metric} at {best['share']:.0%} of the budget: {best[metric]:.4g}"
-    if others and others[0]["share"]:
-        why += f"; next {named(others[0])} with {others[0][metric]:.4g}"
+    if rows and rows[0]["share"]:
+        why += f"; next {named(rows[0])} with {rows[0][metric]:.4g}"
     best["why"] = why
-    rows = [row | {metric: row.get(metric, math.inf)} for row in (best, *others)]
+    rows = [row | {metric: row.get(metric, math.inf)} for row in (best, *rows)]
     time = f", {best['seconds']:.3g} s over the link" if best["seconds"] else ""
     reason = (
         f"{named(best)}, lr {best['lr']:.3g}: {best['rounds']} rounds within {limits.words()}{time}\n"
         f"{why} ({len(rows)} settings, {spent} rounds of trials)"
     )
-    chosen: Any = dataclasses.replace(setting.method, lr=best["lr"])  # type: ignore[type-var]
-    return Tuned(chosen, best["rounds"], metric, rows, reason)
+    return Tuned(settings[number].method, best["rounds"], metric, rows, reason)
 
 
 def named(row: Mapping[str, Any]) -> str:
@@ -228,11 +206,14 @@ def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
     method: Any = spec.method
     fields = {field.name: field.default for field in dataclasses.fields(method)}
     axes = [key for key in ("uplink", "downlink") if key in fields]
-    own = [key for key in axes if _code(getattr(method, key)) != _code(fields[key])]
+    codes = {key: getattr(getattr(method, key), "compressor", None) for key in axes}
+    own = [key for key in axes if codes[key] != getattr(fields[key], "compressor", None)]
     known = fields.keys() | ({"bits"} if axes and not own else set())
     if vary is None:
         unasked = {"rank"}
-        if axes and (_takes_code(method.uplink) or (method.controls and method.downlink.logs)):
+        if axes and (
+            hasattr(method.uplink, "compressor") or (method.controls and method.downlink.logs)
+        ):
             unasked.add("bits")
         usual = {"rank": RANKS, "bits": BITS}
         return {key: list(values) for key, values in usual.items() if key in known & unasked}
@@ -261,25 +242,17 @@ def _method(method: Method, point: Mapping[str, Any]) -> Any:
         for key in ("uplink", "downlink"):
             axis: Any = getattr(method, key)
             if getattr(axis, "logs", True):
-                own[key] = dataclasses.replace(axis, compressor=code) if _takes_code(axis) else code
-    return with_settings(method, own)
-
-
-def _takes_code(axis: Any) -> bool:
-    return any(field.name == "compressor" for field in dataclasses.fields(axis))
-
-
-def _code(axis: Any) -> Any:
-    return axis.compressor if _takes_code(axis) else None
+                remembered = hasattr(axis, "compressor")  # what a code leaves out
+                own[key] = dataclasses.replace(axis, compressor=code) if remembered else code
+    plain = {key: describe(value) for key, value in own.items()}
+    return as_method(with_values(describe(method), plain))
 
 
 def method_table(found: Tuned) -> dict[str, Any]:
     """The method for a spec: what differs from its defaults, and every setting that was chosen, also as a default."""
-    chosen = {key: value for key, value in _point(found.rows[0]).items() if key != "bits"}
-    table = describe(found.method)
-    codes = {
-        key: table[key]
-        for key in ("uplink", "downlink")
-        if "bits" in _point(found.rows[0]) and key in table
-    }
-    return with_values(describe(found.method, changed=True) | codes, chosen)
+    point = _point(found.rows[0])
+    table = describe(found.method, changed=True)
+    if point.pop("bits", None) is not None:
+        whole = describe(found.method)
+        table |= {key: whole[key] for key in ("uplink", "downlink") if key in whole}
+    return with_values(table, point)

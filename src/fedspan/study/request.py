@@ -21,7 +21,6 @@ from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import plan
 from fedspan.engine.history import HELD_OUT, main_metric, sign_of
-from fedspan.study.budget import Budget
 from fedspan.study.curves import Goal, Table, labels, setting
 from fedspan.study.model import Part, Study, Variant, laid_over, study_of
 
@@ -60,12 +59,10 @@ def with_grids(part: Part, tune: Mapping[str, Any], option: str = "tune") -> Par
 def _checked_key(part: Part, variant: Variant, key: str, option: str) -> str:
     """`lr` is short for method.lr; settings of the task are not tuned."""
     top = key.removeprefix("method.").partition(".")[0]
-    kind: Any = variant.method
-    if kind is None:
-        method = laid_over(part.base, variant.table).get("method", {})
-        name = registry.registered_name("method", method.get("name", ""), "method")
-        kind = registry.choices("method")[name]
-    known = ["epochs", *(one.name for one in dataclasses.fields(kind))]
+    method = laid_over(part.base, variant.table).get("method", {})
+    name = registry.registered_name("method", method.get("name", ""), "method")
+    fields = dataclasses.fields(registry.choices("method")[name])
+    known = ["epochs", *(one.name for one in fields)]
     if top in {one.name for one in dataclasses.fields(Spec)} - set(known):
         raise SpecError(
             f"`{option}` tunes the method, and {key!r} is not a setting of it; change it for all methods"
@@ -141,6 +138,35 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     return part
 
 
+def asked(
+    table: Table,
+    tune: Mapping[str, Any],
+    metric: str | None,
+    goal: Goal | None,
+    *,
+    objects: Table | None = None,
+    flag: str = "",
+) -> Study:
+    """The study of one comparison, with its grids and its metric chosen and every spec of it checked.
+
+    Args:
+        table: The study as a file has it. What is None is left out.
+        tune: Values to tune over, as in `with_grids`.
+        metric: The metric to compare by; by default the table's, or else the main one.
+        goal: Whether more of it is better; by default known from its name.
+        objects: Settings of the base that no table can hold.
+        flag: What stands before the name of an option.
+    """
+    study = study_of({key: value for key, value in table.items() if value is not None})
+    if len(study.parts) > 1:
+        raise SpecError(
+            f"{study.name!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one"
+        )
+    part = dataclasses.replace(study.parts[0], objects=objects or {})
+    part = with_grids(part, tune, f"{flag}grid" if flag else "tune")
+    return dataclasses.replace(study, parts=[prepared(part, metric, goal, f"{flag}metric")])
+
+
 # ---- the command line
 
 
@@ -155,35 +181,49 @@ def requested(
     goal: Goal | None = None,
     **options: int | None,
 ) -> Study:
-    """The comparison that a command line asks for, with every spec of it checked; `options` are fields of `Part`."""
-    study = study_of(_table(specs, methods, budget, tuple(changes)))
-    if len(study.parts) > 1:
-        raise SpecError(
-            f"{str(specs[0])!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one"
-        )
+    """The comparison that a command line asks for; `options` are settings of a study."""
+    found = [(str(path), read_toml(path)) for path in specs]
+    whole = [path for path, table in found if {"variants", "parts"} & table.keys()]
+    if whole:
+        if len(specs) > 1 or methods:
+            raise SpecError(
+                f"{whole[0]!r} is a complete comparison; give it without other specs and --methods"
+            )
+        table: Table = {"name": specs[0].stem, "metric": ""} | found[0][1]
+        base = table.get("base", {})
+        if not isinstance(base, dict):
+            raise SpecError(f"`base` must be a table, got {shown(base)}")
+        table["base"] = with_changes(base, tuple(changes))
+        task = table["base"].get("task", {})
+        if isinstance(task, dict) and task.get("name") == "custom" and "module" not in task:
+            raise SpecError(
+                f"{whole[0]!r} compares on a model and data in Python; continue it there, with "
+                f"fedspan.compare(…, run_dir={str(specs[0].parent)!r}, resume=True)"
+            )
+    else:
+        pairs = [
+            (path, Spec.from_table(with_changes(table, tuple(changes)))) for path, table in found
+        ]
+        table = _of_specs(pairs, methods, budgeted=bool(budget))
     given: Table = {key: value for key, value in options.items() if value is not None}
-    if budget:
-        given["budget"] = Budget.parse(budget)
-    part = dataclasses.replace(study.parts[0], **given)
+    given |= {"budget": list(budget)} if budget else {}
+    table |= given
     tune: Table = {}
+    variants: Table = table.get("variants", {})
     for text in grids:
         owner, key, values = grid_of(text, "--grid")
-        if not owner:
-            tune[key] = values
-            continue
-        chosen = []
-        for variant in part.variants:
-            method = variant.table.get("method", {}).get("name")
-            chosen += [variant.label] if owner in (variant.name, variant.label, method) else []
-        if not chosen:
-            names = ", ".join(variant.name for variant in part.variants)
+        chosen = [
+            one.get("label", name)
+            for name, one in variants.items()
+            if owner in (name, one.get("label"), one.get("method", {}).get("name"))
+        ]
+        if owner and not chosen:
             raise SpecError(
-                f"--grid {text!r} is for {owner!r}, which is not compared; one of {names}"
+                f"--grid {text!r} is for {owner!r}, which is not compared; one of {', '.join(variants)}"
             )
-        for label in chosen:
-            tune.setdefault(label, {})[key] = values
-    part = prepared(with_grids(part, tune, "--grid"), metric, goal, "--metric")
-    return dataclasses.replace(study, parts=[part])
+        for grid in [tune.setdefault(label, {}) for label in chosen] if owner else [tune]:
+            grid[key] = values
+    return asked(table, tune, metric, goal, flag="--")
 
 
 def grid_of(text: str, option: str) -> tuple[str, str, list[Any]]:
@@ -197,68 +237,41 @@ def grid_of(text: str, option: str) -> tuple[str, str, list[Any]]:
     return owner, key.removeprefix("method."), [toml_value(value) for value in split(values)]
 
 
-def _table(
-    specs: Sequence[Path], methods: Sequence[str], budget: Sequence[str], changes: tuple[str, ...]
-) -> Table:
-    """The table of a study: a comparison file's own, or one of spec files; the metric is empty if it is not given."""
-    tables = [(path, read_toml(path)) for path in specs]
-    for path, table in tables:
-        if "variants" in table or "parts" in table:
-            if len(specs) > 1 or methods:
-                raise SpecError(
-                    f"{str(path)!r} is a complete comparison; give it without other specs and --methods"
-                )
-            base = table.get("base", {})
-            if not isinstance(base, dict):
-                raise SpecError(f"`base` must be a table, got {shown(base)}")
-            base = with_changes(base, changes)
-            task = base.get("task", {})
-            if isinstance(task, dict) and task.get("name") == "custom" and "module" not in task:
-                raise SpecError(
-                    f"{str(path)!r} compares on a model and data in Python; continue it there, with "
-                    f"fedspan.compare(…, run_dir={str(path.parent)!r}, resume=True)"
-                )
-            return {"name": path.stem, "metric": ""} | table | {"base": base}
-    found = [(str(path), Spec.from_table(with_changes(table, changes))) for path, table in tables]
+def _of_specs(found: Sequence[tuple[str, Spec]], methods: Sequence[str], budgeted: bool) -> Table:
+    """The table of a study of several specs, or of one spec and several methods."""
     base = found[0][1].table()
     if methods:
         if len(found) > 1:
             raise SpecError(f"--methods needs one spec to start from, got {len(found)}")
         texts = [entry for one in methods for entry in entries(one)]
-        variants = [_variant(found[0][1], text) for text in texts]
+        pairs = [_variant(found[0][1], text) for text in texts]
     else:
-        free = {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budget else [])}
-        _agree(found, free)
-        base = {key: value for key, value in base.items() if key not in OWN}
+        # local work is each file's own
+        free = {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budgeted else [])}
+        tables = [flat({k: v for k, v in one.table().items() if k not in free}) for _, one in found]
+        for (name, _), table in zip(found[1:], tables[1:], strict=True):
+            for key in dict.fromkeys([*tables[0], *table]):
+                a, b = tables[0].get(key), table.get(key)
+                if a != b:
+                    raise SpecError(
+                        f"specs differ in more than the method: {key} is {a!r} in {found[0][0]!r} "
+                        f"and {b!r} in {name!r}; make them equal or give --set {key}=…"
+                    )
         own = [{k: v for k, v in spec.table().items() if k in OWN} for _, spec in found]
-        variants = [{"label": label} | one for label, one in zip(labels(own), own, strict=True)]
-    named: dict[str, Table] = {}  # by their methods, numbered if a method occurs twice
-    for one in variants:
-        if one["label"] in [other["label"] for other in named.values()]:
-            raise SpecError(
-                f"two methods have the label {one['label']!r}; give one of them another with `… as LABEL`"
-            )
-        method = one["method"]["name"]
-        count = sum(re.sub(r"-\d+$", "", name) == method for name in named)
-        named[f"{method}-{count + 1}" if count else method] = one
+        base = {key: value for key, value in base.items() if key not in OWN}
+        pairs = list(zip(labels(own), own, strict=True))
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        every = [label for label, _ in pairs]
+        twice = next(label for label in every if every.count(label) > 1)
+        raise SpecError(
+            f"two methods have the label {twice!r}; give one of them another with `… as LABEL`"
+        )
     return {"name": "comparison", "metric": "", "base": base, "variants": named}
 
 
-def _agree(found: Sequence[tuple[str, Spec]], free: set[str]) -> None:
-    """Refuses specs that differ in more than the method."""
-    tables = [flat({k: v for k, v in spec.table().items() if k not in free}) for _, spec in found]
-    for (name, _), table in zip(found[1:], tables[1:], strict=True):
-        for key in dict.fromkeys([*tables[0], *table]):
-            a, b = tables[0].get(key), table.get(key)
-            if a != b:
-                raise SpecError(
-                    f"specs differ in more than the method: {key} is {a!r} in {found[0][0]!r} "
-                    f"and {b!r} in {name!r}; make them equal or give --set {key}=…"
-                )
-
-
-def _variant(base: Spec, text: str) -> Table:
-    """A method as --methods has it: `ssf:rank=0.05,drift.rule=paper as SSF small`."""
+def _variant(base: Spec, text: str) -> tuple[str, Table]:
+    """(label, table) of a method as --methods has it: `ssf:rank=0.05,drift.rule=paper as SSF small`."""
     rest, _, label = (part.strip() for part in text.partition(" as "))
     name, _, settings = (part.strip() for part in rest.partition(":"))
     values: Table = {}
@@ -273,7 +286,7 @@ def _variant(base: Spec, text: str) -> Table:
         values[key] = toml_value(value)
     table = plan.sibling(base, name)
     label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
-    return {"label": label, "method": with_values(table, values)}
+    return label, {"method": with_values(table, values)}
 
 
 def entries(text: str) -> list[str]:

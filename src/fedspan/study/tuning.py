@@ -1,18 +1,13 @@
-"""The tuner: which runs a study needs, which point of its grid each variant takes, and the series they come to.
+"""Which runs a study needs, which point of its grid each variant takes, and the series they come to.
 
-A grid is searched by successive halving of what is hopeless: at a quarter and at half of their rounds, points are
-dropped that are far behind the best one. Progress is how far the metric has come from its value before the first round.
-A point is dropped if it has made less than a share of the best one's progress, and would not even be where that one is
-now if it kept up its pace to the end. The first leaves room for small steps, which begin slowly and may end better; the
-second for large ones, which may begin by going astray. Who is dropped follows from the curves alone, whatever order the
-runs are made in.
+The grid of a variant is tuned by successive halving (`fedspan.engine.tuner`): what is dropped, and what is chosen,
+follows from the curves alone, whatever order the runs are made in.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,11 +20,11 @@ from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Line
 from fedspan.engine.provenance import LR, read_lr
-from fedspan.study.curves import Axis, Floats, Series, Table, Tail, recorded
+from fedspan.engine.tuner import STAGES, Floats, halve, stage_end
+from fedspan.study.curves import Axis, Series, Table, Tail, recorded
 from fedspan.study.jobs import Job, jobs_of
 from fedspan.study.model import Case, Part, Point, Study, Variant, settings
 
-STAGES = {0.25: 0.5, 0.5: 0.7}  # share of the rounds → share of the best one's progress
 EVALUATIONS = 8  # of a whole run, below which stopping early is not worth it
 
 
@@ -75,10 +70,19 @@ class Cell:
             return []
         return [(point, self.part.tuning_spec(self.variant, point, self.row)) for point in points]
 
-    @property
-    def stages(self) -> list[tuple[list[int], float, float]]:
-        """Those at which points may be dropped."""
-        return stages(self.part, self.variant, [spec for _, spec in self.specs])
+    @cached_property
+    def stages(self) -> dict[float, float]:
+        """The stages at which points may be dropped.
+
+        There are none, and all points run to the end, where there are few points or evaluations, where the whole grid
+        is shown in a figure, and where the length of a run decides its numbers.
+        """
+        shown = not self.variant.grid.keys().isdisjoint(self.part.figure.get("x", ()))
+        whole = len(self.specs) < 3 or shown
+        for _, spec in self.specs:
+            few = spec.rounds < EVALUATIONS * spec.eval_every
+            whole = whole or few or spec.length_decides or isinstance(spec.method.lr, str)
+        return {} if whole else STAGES
 
     def trial(self, n: int, rounds: int) -> list[Job]:
         """The runs of the n-th point; a longer run may continue them."""
@@ -96,27 +100,25 @@ class Cell:
         """The rounds of each point: of its stage, or in the end all or those at which it was dropped."""
         if self._decided is not None:
             return self._decided
-        lengths = [spec.rounds for _, spec in self.specs]
-        left = set(range(len(lengths)))
-        for rounds, share, behind in self.stages:
-            jobs = {n: self.trial(n, rounds[n]) for n in left}
-            if not all(job.ended() for of_point in jobs.values() for job in of_point):
-                return [rounds[n] if n in left else t for n, t in enumerate(lengths)]
-            curves = {n: self._read(jobs[n]).curve(self.part.tune_metric) for n in left}
-            for n in hopeless(self.part, curves, share, behind):
-                lengths[n] = rounds[n]
-                left.remove(n)
-        self._decided = lengths
-        return lengths
+        specs = [spec for _, spec in self.specs]
+        pending = list[int]()
 
-    def seeds(self, point: Point) -> list[Job]:
-        """All seeds at a point."""
-        spec = self.part.spec(self.variant, point, self.row)
+        def values(n: int, rounds: int) -> Floats | None:
+            jobs = self.trial(n, rounds)
+            if not all(job.ended() for job in jobs):
+                pending.append(n)
+                return None
+            return -self.part.tune_sign * self._read(jobs).curve(self.part.tune_metric).values
+
+        lengths, every = [spec.rounds for spec in specs], [spec.eval_every for spec in specs]
+        found = halve(lengths, every, values, self.part.last, self.stages)
+        self._decided = None if pending else found
+        return found
+
+    def running(self, point: Point | None = None) -> list[Job]:
+        """All seeds at a point, by default the chosen one."""
+        spec = self.part.spec(self.variant, self.point if point is None else point, self.row)
         return jobs_of(spec, self.runs.place, self.part.seeds, self.variant.label)
-
-    def running(self) -> list[Job]:
-        """All seeds at the chosen point."""
-        return self.seeds(self.point)
 
     def _read(self, jobs: list[Job]) -> Series:
         """The runs of one point as a series, no longer than their jobs."""
@@ -285,10 +287,10 @@ class Runs:
         """All runs that may be made, whatever the tuning chooses."""
         found = []
         for cell in self.cells:
-            whole = [spec.rounds for _, spec in cell.specs]
-            for lengths in (whole, *(rounds for rounds, *_ in cell.stages)):
-                found += [job for n, t in enumerate(lengths) for job in cell.trial(n, t)]
-            found += [job for point in cell.variant.points() for job in cell.seeds(point)]
+            for n, (_, spec) in enumerate(cell.specs):
+                ends = [stage_end(spec.rounds, spec.eval_every, share) for share in cell.stages]
+                found += [job for rounds in (spec.rounds, *ends) for job in cell.trial(n, rounds)]
+            found += [job for point in cell.variant.points() for job in cell.running(point)]
         return found
 
 
@@ -307,53 +309,3 @@ def by_seed(part: Part, curve: Series) -> list[float]:
     curve = part.inside(curve)
     ends, alive = curve.values[:, -part.last(len(curve.rounds)) :].mean(1), curve.alive()
     return [float(end) if n in alive else math.nan for n, end in enumerate(ends)]
-
-
-# ---- successive halving
-
-
-def stages(
-    part: Part, variant: Variant, specs: Sequence[Spec]
-) -> list[tuple[list[int], float, float]]:
-    """(rounds of each point, share of the rounds, share of progress) of every stage.
-
-    There are none, and all points run to the end, where there are few points or evaluations, where the whole grid is
-    shown in a figure, and where the length of a run decides its numbers.
-    """
-    if len(specs) < 3 or not variant.grid.keys().isdisjoint(part.figure.get("x", ())):
-        return []
-    for spec in specs:
-        few = spec.rounds < EVALUATIONS * spec.eval_every
-        if few or spec.length_decides or isinstance(spec.method.lr, str):
-            return []
-    return [
-        ([evaluated_round(spec.rounds, spec.eval_every, share) for spec in specs], share, behind)
-        for share, behind in STAGES.items()
-    ]
-
-
-def evaluated_round(rounds: int, eval_every: int, share: float) -> int:
-    """The last round with an evaluation in a share of the rounds."""
-    return max(1, int(share * rounds / eval_every)) * eval_every
-
-
-def hopeless(part: Part, curves: Mapping[int, Series], share: float, behind: float) -> set[int]:
-    """The points to drop, from their curves up to a share of the rounds. One that has diverged has ended anyway."""
-    values = {n: _progress(part, curve) for n, curve in curves.items() if curve.tail(1).whole}
-    best = max((float(made[-1]) for made in values.values()), default=0.0)
-    late = {n: made for n, made in values.items() if made[-1] < behind * best}
-    return {n for n, made in late.items() if _at_the_end(made, share) < best}
-
-
-def _progress(part: Part, curve: Series) -> Floats:
-    """How much better the metric is than before the first round, at every evaluation; each is the mean of a few."""
-    better = part.tune_sign * (curve.values - curve.values[:, :1]).mean(0)
-    few = part.last(len(better))
-    return np.array([better[max(0, n - few) : n].mean() for n in range(1, len(better) + 1)])
-
-
-def _at_the_end(made: Floats, share: float) -> float:
-    """The progress at the end of the run if the pace of the last third is kept up."""
-    third = max(1, len(made) // 3)
-    pace = (made[-1] - made[-1 - third]) / third
-    return float(made[-1] + max(pace, 0.0) * (len(made) - 1) * (1 / share - 1))

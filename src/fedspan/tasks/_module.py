@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.config import Settings
-from fedspan.core.errors import DataError, SpecError, one_of, shown
+from fedspan.core.errors import DataError, SpecError, client_name, one_of, shown
 from fedspan.core.task import Holdings, Task
 from fedspan.data.table_data import TableData
 from fedspan.huggingface.models import (
@@ -37,7 +37,7 @@ from fedspan.huggingface.models import (
 from fedspan.huggingface.text_data import as_texts, by_length
 from fedspan.metrics._collected import Labels, one_number
 from fedspan.metrics._own import chosen
-from fedspan.nn.batches import Batch, ClientData, Clients, Loss, client_name, placed
+from fedspan.nn.batches import Batch, ClientData, Clients, Loss, placed
 from fedspan.nn.blueprint import blueprint
 from fedspan.nn.client_data import as_client_data, is_frame, split_parts, table_columns
 from fedspan.nn.evaluate import AT_ONCE, Evaluator, by_objective, by_outputs

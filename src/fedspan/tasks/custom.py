@@ -134,7 +134,7 @@ def _digest(data: Any) -> str:
     """A hash of sizes and sampled numbers; objects that are neither arrays nor containers count by type and length."""
     parts: list[Any] | None = None
     if isinstance(data, torch.Tensor):
-        data = data.detach().cpu().numpy() if data.dtype != torch.bfloat16 else data.float().numpy()
+        data = (data.float() if data.dtype == torch.bfloat16 else data).detach().cpu().numpy()
     if hasattr(data, "iloc") and not hasattr(data, "columns"):  # a pandas Series
         data = data.to_numpy()
     if isinstance(data, np.ndarray | np.generic) and data.dtype.kind in "biufcSU":

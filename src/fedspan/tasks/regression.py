@@ -26,9 +26,9 @@ from fedspan.core import seeds
 from fedspan.core.config import Projection, Settings, Training
 from fedspan.core.errors import DataError, SpecError, at_least, not_negative
 from fedspan.core.layout import Block, Layout, Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.memory_limit import check_memory
-from fedspan.core.objective import Direction, Objective, Plus, Problem, SteppingDirection
+from fedspan.core.objective import Direction, Objective, Plus, Problem
+from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
 from fedspan.core.round import Round, Schedule
 from fedspan.core.task import Holdings, Task
@@ -288,7 +288,7 @@ class RegressionObjective(Objective):
         return Descent(problem, self.rnd, batches, ridge)
 
 
-class Descent(SteppingDirection):
+class Descent:
     """y ↦ (y rowsᵀ + offset) rows + λ y + fixed on the next batch. Products with the wider side last are faster."""
 
     takes_steps = True

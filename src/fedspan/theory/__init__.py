@@ -1,1 +1,1 @@
-"""The convergence theory of SSF as tools: conditions, step sizes, bounds, estimates, diagnostics and the lr search."""
+"""The convergence theory of SSF as tools: conditions, step sizes, bounds, estimates and diagnostics."""

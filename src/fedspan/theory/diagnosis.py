@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from fedspan.core import registry
 from fedspan.core.config import Settings
@@ -95,15 +95,28 @@ def diagnose(
     found = estimate(problem, effort)
     setting = setting_of(found, method, problem, clients_per_round, rounds)
     safe = safe_steps(setting)
-    steps = safe if isinstance(method.lr, str) else _steps(method)
-    priced = _with_lr(method, safe.local) if isinstance(method.lr, str) else method
+    steps, priced = safe, method
+    if isinstance(method.lr, str):
+        priced = dataclasses.replace(method, lr=safe.local)  # type: ignore[type-var]
+    else:
+        server_lr = _at(method, "server.lr", getattr(method, "server_lr", 1.0))
+        steps = Steps.of(method.lr, server_lr, method.local_steps)
     wanted = target if target is not None else 0.1 * found.grad_sq.value**0.5
-    rhos = sorted({*FORECAST_RHO, setting.rho}) if _space(method) else [setting.rho]
+    space, forecast = _space(method), []
+    for rho in sorted({*(FORECAST_RHO if space else ()), setting.rho}):
+        there, one = dataclasses.replace(setting, rho=rho), priced
+        if space is not None and rho != setting.rho:
+            one = dataclasses.replace(one, space=dataclasses.replace(space, rank=rho))  # type: ignore[type-var]
+        several = 4 * problem.clients // clients_per_round
+        rates = cost(one, problem, clients_per_round, several, problem.seeds[0])
+        proved = theorem.rounds_to_proved(there, wanted**2)
+        printed, sent = corollary.rounds_to(there, wanted**2), clients_per_round * proved
+        up, down = rates.up_round * sent, rates.down_round * sent
+        forecast.append(Guarantee(rho, printed, proved, up, down))
     return Diagnosis(
         estimates=found, setting=setting, steps=steps, conditions=theorem.conditions(setting, steps),
         proved=theorem.conditions_proved(setting, steps), safe=safe, bound=corollary.bound(setting),
-        bound_proved=theorem.bound_proved(setting, safe), target=wanted,
-        forecast=[_forecast(rho, priced, problem, clients_per_round, setting, wanted) for rho in rhos],
+        bound_proved=theorem.bound_proved(setting, safe), target=wanted, forecast=forecast,
         warnings=outside_theory(method, problem, clients_per_round, settings),
     )  # fmt: skip
 
@@ -231,39 +244,3 @@ def outside_theory(
     if len(set(_block_rhos(method, problem.layout))) > 1:
         cases["blocks have different shares of directions; ρ is the smallest of them"] = True
     return found + [text for text, applies in cases.items() if applies]
-
-
-def _with_lr(method: Method, lr: float) -> Any:
-    return dataclasses.replace(method, lr=lr)  # type: ignore[type-var]
-
-
-def _steps(method: Method) -> Steps:
-    lr = cast(float, method.lr)
-    server_lr = _at(method, "server.lr", getattr(method, "server_lr", 1.0))
-    return Steps.of(lr, server_lr, method.local_steps)
-
-
-def _forecast(
-    rho: float,
-    method: Method,
-    problem: Problem,
-    clients_per_round: int,
-    setting: Setting,
-    target: float,
-) -> Guarantee:
-    there = dataclasses.replace(setting, rho=rho)
-    printed, rounds = (
-        corollary.rounds_to(there, target**2),
-        theorem.rounds_to_proved(there, target**2),
-    )
-    if (space := _space(method)) is not None and rho != setting.rho:
-        method = dataclasses.replace(method, space=dataclasses.replace(space, rank=rho))  # type: ignore[type-var]
-    rates = cost(
-        method,
-        problem,
-        clients_per_round,
-        4 * problem.clients // clients_per_round,
-        problem.seeds[0],
-    )
-    sent = clients_per_round * rounds
-    return Guarantee(rho, printed, rounds, rates.up_round * sent, rates.down_round * sent)

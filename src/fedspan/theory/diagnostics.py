@@ -21,8 +21,8 @@ import torch
 from fedspan.core.bundle import Bundle
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Vector
-from fedspan.core.linear_map import LinearMap
 from fedspan.core.objective import Direction, Objective, Plus
+from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.core.seeds import torch_generator
 from fedspan.engine.loop import Loop
@@ -36,7 +36,7 @@ def measure(loop: Loop) -> dict[str, npt.NDArray[np.float64]]:
         raise SpecError("`diagnostics` needs all clients on one machine; leave it out")
     with torch.inference_mode():
         states, weights = clients(), client_weights(loop.problem)
-        grads = all_clients(loop.problem).full_grads(loop.method.model(loop.server)).double()
+        grads = all_clients(loop.problem).full_grads(loop.server.x).double()
         mean_grad = (weights * grads).sum(1, keepdim=True)
         found = {"grad_sq": mean_grad.square().sum((1, 2)), "drift": _drift(loop, states)}
         if hasattr(states, "c") and hasattr(loop.server, "c"):
@@ -57,7 +57,15 @@ def _controls(
 
 def _drift(loop: Loop, states: Any) -> torch.Tensor:
     """E_t of the next round with all clients, (runs,)."""
-    problem, method, rnd = loop.problem, loop.method, _next_round(loop)
+    problem, method, everyone = loop.problem, loop.method, loop.last_round
+    runs, n = everyone.shape
+    weights = client_weights(problem).to(problem.layout.dtype).expand(runs, -1, -1)
+    rnd = Round(
+        t=loop.t, seeds=loop.seeds, clients=n, layout=problem.layout,
+        ids=np.broadcast_to(np.arange(n), (runs, n)).copy(), last_round=everyone,
+        weights=None if problem.weights is None else weights, everyone=everyone,
+        local_steps=method.local_steps, rounds=loop.rounds,
+    )  # fmt: skip
     down = method.broadcast(loop.server, rnd)
 
     def distances(own: Any, part: Round) -> torch.Tensor:
@@ -69,10 +77,11 @@ def _drift(loop: Loop, states: Any) -> torch.Tensor:
     with torch_generator():
         if problem.cohort_mode == "batched":
             return distances(states, rnd).mean(1)
-        each = range(problem.clients)
-        return torch.cat(
-            [distances(_state_of(states, i), rnd.subset(np.array([i]))) for i in each], 1
-        ).mean(1)
+        found = []
+        for i in range(n):
+            own = {name: part[:, i : i + 1] for name, part in vars(states).items()}
+            found.append(distances(Bundle(**own), rnd.subset(np.array([i]))))
+        return torch.cat(found, 1).mean(1)
 
 
 class _DistanceRecorder(Objective):
@@ -110,23 +119,3 @@ class _DistanceRecorder(Objective):
             return g
 
         return at
-
-
-def _next_round(loop: Loop) -> Round:
-    """The next round with all clients in it."""
-    runs, n = loop.last_round.shape
-    ids = np.broadcast_to(np.arange(n), (runs, n)).copy()
-    dtype = loop.problem.layout.dtype
-    weights = (
-        None
-        if loop.problem.weights is None
-        else client_weights(loop.problem).to(dtype).expand(runs, -1, -1)
-    )
-    return Round(
-        t=loop.t, seeds=loop.seeds, clients=n, layout=loop.problem.layout, ids=ids, last_round=loop.last_round,
-        weights=weights, everyone=loop.last_round, local_steps=loop.method.local_steps, rounds=loop.rounds,
-    )  # fmt: skip
-
-
-def _state_of(states: Any, client: int) -> Any:
-    return Bundle(**{name: part[:, client : client + 1] for name, part in vars(states).items()})

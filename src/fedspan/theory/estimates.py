@@ -86,20 +86,12 @@ def estimate(problem: Problem, effort: Effort | None = None) -> Estimates:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class TopEigenvalue:
-    """‖H_i‖ as found by power iteration."""
-
-    values: Floats  # (runs, n)
-    change: float  # relative change in the last iteration, the largest of all rows
-    iterations: int
-    directions: Vector  # (runs, n, d)
-
-
 def smoothness(
     grad: Callable[[Vector], Vector], x: Vector, iterations: int = 25, start: Vector | None = None
-) -> TopEigenvalue:
-    """‖H_i‖ of the Hessians of `grad` at every row of x, (runs, n, d), from `start` or a random direction.
+) -> tuple[Floats, Vector, str]:
+    """‖H_i‖ of the Hessians of `grad` at every row of x, (runs, n, d), their directions, and how it was found.
+
+    Power iteration begins at `start` or a random direction.
 
     ‖H v‖ ≤ ‖H‖ for every unit v, so the result is a lower bound that rises with the iterations.
     """
@@ -114,7 +106,8 @@ def smoothness(
         before, found = found, v.norm(dim=-1)
         change = float(((found - before).abs() / found.clamp_min(1e-30)).max())
         done += 1
-    return TopEigenvalue(found.double().numpy(), change, done, v)
+    how = f"power iteration, {done} steps, last change {100 * change:.1f} %"
+    return found.double().numpy(), v, how
 
 
 def variance(draws: list[Vector]) -> tuple[Floats, float]:
@@ -135,19 +128,16 @@ def _smoothness(
     size = getattr(problem, "batch", effort.examples)
     batches = max(1, round(effort.examples / size))
     x = problem.x0.expand(-1, len(probe.clients), -1)
-    top = smoothness(lambda y: probe.mean_grads(y, batches), x, effort.iterations)
-    near = top.directions.mean(1, keepdim=True)  # a good start: F curves most where its clients do
-    mean = smoothness(
+    each, v, how = smoothness(lambda y: probe.mean_grads(y, batches), x, effort.iterations)
+    near = v.mean(1, keepdim=True)  # a good start: F curves most where its clients do
+    mean, *_ = smoothness(
         lambda y: probe.mean_grads(y, batches).mean(1, keepdim=True),
         problem.x0,
         effort.iterations // 3,
         near,
     )
-    note = (
-        f"power iteration, {top.iterations} steps, last change {100 * top.change:.1f} %; {batches * size} examples of "
-        f"{len(probe.clients)} clients; at x⁰ only, L changes during training"
-    )
-    return top.values, mean.values[:, 0], note
+    note = f"{how}; {batches * size} examples of {len(probe.clients)} clients; at x⁰ only, L changes during training"
+    return each, mean[:, 0], note
 
 
 def _gap(problem: Problem) -> Estimate:

@@ -6,16 +6,13 @@ wrong model; `feedback` is for it. α < 1 makes controls running means. SCALLION
 error of c_i most: it is multiplied by 1 − 2α + α²(1 + ω) on average.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedspan import Encoded, Round, SpecError, Vector, register
-from fedspan.core.axes import Drift, Parts
-from fedspan.core.bundle import Bundle
+from fedspan import Bundle, Drift, SpecError, Vector, register
+from fedspan.core.axes import Parts
 from fedspan.core.errors import positive_share, shown
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import LinearMap
 from fedspan.core.refusals import needs_contractive, needs_unbiased
 from fedspan.uplinks._compressed import Compressed
 
@@ -29,10 +26,10 @@ class Code(Compressed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.alpha, str) and self.alpha != "unbiased":
-            raise SpecError(f"`alpha` must be a share or 'unbiased', got {shown(self.alpha)}")
         if not isinstance(self.alpha, str):
             positive_share("alpha", self.alpha)
+        elif self.alpha != "unbiased":
+            raise SpecError(f"`alpha` must be a share or 'unbiased', got {shown(self.alpha)}")
 
     def check(self, n: int, drift: Drift) -> None:
         if self.alpha == "unbiased" or (drift.controls and self.alpha < 1):
@@ -42,8 +39,8 @@ class Code(Compressed):
         else:
             self.compressor.omega(n), self.compressor.delta(n)  # both refuse too large a k
 
-    def send(self, v: Vector, client: Bundle, P: LinearMap, rnd: Round) -> tuple[Encoded, Parts]:
+    def send(self, v: Vector, client: Bundle, P: LinearMap) -> tuple[Vector, Parts]:
         alpha: Any = self.alpha
         if alpha == "unbiased":
             alpha = 1 / (1 + (self.compressor.omega(P.rank) or 0.0))
-        return self.encode(v if alpha == 1 else alpha * v, rnd), {}
+        return v if alpha == 1 else alpha * v, {}

@@ -7,16 +7,13 @@ P h takes the place of the mean of the replies. C must be contractive, as top-k 
 steps that are not plain: the estimate is then that of their mean direction.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 
-from fedspan import Encoded, Round, Vector, register
+from fedspan import Bundle, Round, Vector, register
 from fedspan.core.axes import Parts
-from fedspan.core.bundle import Bundle
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import LinearMap
 from fedspan.uplinks._compressed import Compressed
 
 
@@ -25,23 +22,18 @@ from fedspan.uplinks._compressed import Compressed
 class EF21(Compressed):
     """Contractive compression of the change of a gradient estimate."""
 
-    in_gradients = True
+    in_gradients = follows_states = True  # h = mean h_i
     needs_no_controls = (
         "its estimates h_i and controls would be the same thing twice; use uplink = 'code'"
     )
-
-    @property
-    def follows_states(self) -> bool:
-        """h = mean h_i."""
-        return True
 
     def init_client(self, x0: Vector) -> Parts:
         return {"h": torch.zeros_like(x0)}
 
     init_server = init_client
 
-    def send(self, v: Vector, client: Bundle, P: LinearMap, rnd: Round) -> tuple[Encoded, Parts]:
-        return self.encode(v - P @ client.h, rnd), {}
+    def send(self, v: Vector, client: Bundle, P: LinearMap) -> tuple[Vector, Parts]:
+        return v - P @ client.h, {}
 
     def after(self, client: Bundle, v: Vector, P: LinearMap) -> Parts:
         return {"h": P.T.plus(v, client.h)}

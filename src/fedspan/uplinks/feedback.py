@@ -6,16 +6,13 @@ C must be contractive, as top-k is. e_i follows from the client's data: no serve
 that loses it continues from zero.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 
-from fedspan import Encoded, Round, Vector, register
+from fedspan import Bundle, Vector, register
 from fedspan.core.axes import Parts
-from fedspan.core.bundle import Bundle
-from fedspan.core.linear_map import LinearMap
+from fedspan.core.projector import LinearMap
 from fedspan.uplinks._compressed import Compressed
 
 
@@ -30,9 +27,9 @@ class Feedback(Compressed):
     def init_client(self, x0: Vector) -> Parts:
         return {"e": torch.zeros_like(x0)}
 
-    def send(self, v: Vector, client: Bundle, P: LinearMap, rnd: Round) -> tuple[Encoded, Parts]:
+    def send(self, v: Vector, client: Bundle, P: LinearMap) -> tuple[Vector, Parts]:
         w = P @ client.e + v
-        return self.encode(w, rnd), {"e": P.T.put(w, client.e)}
+        return w, {"e": P.T.put(w, client.e)}
 
     def after(self, client: Bundle, v: Vector, P: LinearMap) -> Parts:
         return {"e": P.T.plus(v, client.e, sign=-1)}

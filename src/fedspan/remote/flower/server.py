@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from fedspan.core import refusals
 from fedspan.core.callback import Callback
 from fedspan.core.digest import digest
-from fedspan.core.errors import SpecError, one_line
+from fedspan.core.errors import SpecError, client_name, one_line
 from fedspan.core.json_log import read_table, write_table
 from fedspan.core.method import DETAILS
 from fedspan.core.spec import Spec
@@ -25,6 +25,7 @@ from fedspan.engine.loop import Loop, Row
 from fedspan.engine.per_client import Recorder
 from fedspan.engine.result import Result
 from fedspan.engine.run_dir import execute
+from fedspan.nn.problem import TorchProblem
 from fedspan.remote.client import NAME
 from fedspan.remote.flower.client import IDENTITY, agreement_of
 from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
@@ -61,9 +62,12 @@ class GridChannel:
     refused: set[int] = field(default_factory=set)  # nodes
     silent: set[int] = field(default_factory=set)  # clients that did not reply when last asked
     news: list[str] = field(default_factory=list)  # what happened to nodes since the last round
-    names: dict[int, str] = field(default_factory=dict)  # client → its permanent name
+    names: list[str] = field(init=False)  # the permanent name of each client
     records_up: int = 0  # bytes of records, headers included
     records_down: int = 0
+
+    def __post_init__(self) -> None:
+        self.names = [f"client-{client}" for client in range(self.clients)]
 
     @property
     def nodes(self) -> dict[int, int]:
@@ -171,7 +175,7 @@ class GridChannel:
             client = self.identified.pop(node)
             self.refused.add(node)
             self.news.append(
-                f"node {node} is refused as client {client}, which belongs to another node"
+                f"node {node} is refused as {client_name(client, self.names)}, which belongs to another node"
             )
 
     def decide_binding(self) -> None:
@@ -242,7 +246,9 @@ class RunLog(Callback):
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """After every evaluation."""
         values = "  ".join(
-            f"{name} {value[0]:.4g}" for name, value in row.metrics.items() if name not in DETAILS
+            f"{name} {value[0]:.4g}"
+            for name, value in row.metrics.items()
+            if name not in DETAILS and not name.startswith(("clients_", "worst_"))
         )
         sizes = f"{row.up_bytes[0] / 1e6:.3f} MB up  {row.down_bytes[0] / 1e6:.3f} MB down"
         log.info("fedspan round %d of %d  %s  %s", row.round, self.total, values, sizes)
@@ -254,7 +260,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         raise SpecError(
             "run config 'run-dir' is missing: a directory on the server for results and checkpoints"
         )
-    refusals.check(refusals.Run(spec, server=config))
+    refusals.check(spec, server=config)
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
     roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
     decided = config.bind_clients is True or bool(roster and roster.nodes)
@@ -277,7 +283,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     channel = GridChannel(grid, count, config.timeout, roster, bound)
     channel.wait(config.wait)
     weighted = spec.participation.weights == "examples" and (
-        problem is None or problem.weights is None
+        problem is None or isinstance(problem, TorchProblem)
     )
     agreed: dict[str, Any] = {}
     if weighted or asked is not None:
@@ -287,7 +293,11 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         else:
             fingerprint = digest(spec.identity(), size=6)
             agreed = gather(
-                channel, count, fingerprint=fingerprint, patience=max(config.wait, 1.0), asked=asked
+                channel,
+                channel.names,
+                fingerprint=fingerprint,
+                patience=max(config.wait, 1.0),
+                asked=asked,
             )
         if len(agreed["examples"]) != count:
             raise SpecError(f"{str(kept)!r} is of {len(agreed['examples'])} clients, not {count}")
@@ -295,11 +305,11 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         problem = spec.task.server_problem((spec.seed,), spec, agreed)
     if weighted:
         problem.weights = spec.participation.shares(np.array(agreed["examples"], np.float64))
-    names = [channel.names.get(i, f"client-{i}") for i in range(count)]
+    names = channel.names
     if len(set(names)) < count:
         raise SpecError(f"two nodes have the same client-id, among {', '.join(sorted(names)[:8])}")
-    cast(Any, problem).names = names
-    refusals.check(refusals.Run(spec, problem=problem, server=config))
+    problem.names = names
+    refusals.check(spec, problem=problem, server=config)
     clients_per_round = spec.clients_per_round or problem.clients
     if config.min_replies > clients_per_round:
         raise SpecError(
@@ -316,7 +326,11 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     more: list[Callback] = [run_log]
     if spec.eval_clients_every is not None:
         every = spec.eval_clients_every
-        more.append(Recorder(every, spec.rounds, lambda run: transport.evaluate(run, names)))
+        more.append(
+            Recorder(
+                every, spec.rounds, transport.evaluate, lambda line: log.info("fedspan %s", line)
+            )
+        )
     loop = Loop(
         method, problem, transport, (spec.seed,), clients_per_round, (*more, *spec.callbacks), run_dir,
         chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,

@@ -238,7 +238,7 @@ def advertise(
 
 def share(session: Session, message: Arrays, member: Member) -> tuple[Session, Arrays]:
     """The second question: who takes part, by which keys and weights."""
-    privacy, own, name = member.privacy, member.announced(session), to_bytes(session.id)
+    privacy, name = member.privacy, to_bytes(session.id)
     _, clients, keys, numbers = read("shares", message, session, width(privacy))
     if len(numbers) != 1:
         raise ProtocolError(f"array {NAMED + 'threshold'!r} must hold one number")
@@ -251,7 +251,8 @@ def share(session: Session, message: Arrays, member: Member) -> tuple[Session, A
         raise ProtocolError("two clients have the same keys")
     if session.client not in clients:
         raise ProtocolError("this client is not among those of the session")
-    if to_bytes(keys[clients.index(session.client), :ANNOUNCED]) != own:
+    own = to_bytes(keys[clients.index(session.client), :ANNOUNCED])
+    if own != member.announced(session):
         raise ProtocolError("the keys of this client, or its number of examples, were changed")
     if not privacy.survivors(count) <= threshold <= count:
         raise ProtocolError(

@@ -6,7 +6,7 @@ its keys, and the others check the signature against their own list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,13 +41,6 @@ class Identity:
                 f"identity-key {str(key)!r} is not an Ed25519 key without password; {MAKE_KEY}"
             )
         return Identity(private, read_roster(roster))
-
-    @staticmethod
-    def group(clients: Iterable[int]) -> dict[int, Identity]:
-        """New identities of clients that know each other."""
-        private = {client: Ed25519PrivateKey.generate() for client in clients}
-        roster = {client: key.public_key() for client, key in private.items()}
-        return {client: Identity(key, roster) for client, key in private.items()}
 
     def sign(self, keys: bytes, session: bytes, client: int) -> bytes:
         """The signature of a client's keys in a session."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fedspan.checks.bench import ROUNDS, start
+from fedspan.checks.bench import ROUNDS
 from fedspan.core import tables
 from fedspan.core.config import Participation
 from fedspan.core.method import Method
@@ -16,6 +16,7 @@ from fedspan.remote.client import RemoteClient, StateFile
 from fedspan.remote.messages import Agreement, DroppedError, RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
+from support.loops import start
 
 Fault = Callable[[RoundMessage], list[Any]]
 
@@ -102,7 +103,7 @@ def remote(
 
 
 def ids_of(loop: Loop, t: int) -> list[int]:
-    """Who takes part in round t."""
+    """Who takes part in round t; with noise its own coins decide."""
     kept, loop.t = loop.t, t
     try:
         ids: list[int] = loop._round().ids[0].tolist()

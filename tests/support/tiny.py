@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import build
+from support.methods import build
 
 transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed; pip install 'fedspan[nlp]'"

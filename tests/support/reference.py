@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conftest import settings
 from fedspan.core import tables
 from fedspan.core.projector import draw
 from fedspan.core.round import Schedule
@@ -25,6 +24,7 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.projectors.gaussian import Gaussian
 from support.axes import by_axis
+from support.loops import settings
 
 Array = npt.NDArray[np.float64]
 Rows = dict[int, Sequence[npt.NDArray[np.int64]]]  # client → rows of its K local steps
@@ -289,7 +289,7 @@ def compare(
                 rows[i] = full if batch == "full" else list(picks[:, run, place])
             reference.t = t
             getattr(reference, spec["name"])(rows, Ps[run])
-            close(matrix(method.model(loop.server)[run, 0]), reference.x, "x", t)
+            close(matrix(loop.server.x[run, 0]), reference.x, "x", t)
             for name, theirs in reference.server(spec["name"]).items():
                 close(matrix(getattr(loop.server, name)[run, 0]), theirs, name, t)
             for name, of_clients in reference.clients(spec["name"]).items():
