@@ -33,7 +33,8 @@ def logger() -> Iterator[logging.Logger]:
 
 def fit(**more: Any) -> None:
     given: dict[str, Any] = {"method": {"name": "fedavg", "lr": 0.1}, "rounds": 2}
-    fedspan.fit(torch.nn.Linear(3, 2), CLIENTS, test=CLIENTS[0], **given | more)
+    outputs = 1 if "loss" in more else 2
+    fedspan.fit(torch.nn.Linear(3, outputs), CLIENTS, test=CLIENTS[0], **given | more)
 
 
 def test_lines_are_printed_as_ever(logger: logging.Logger, capsys: Any) -> None:
@@ -50,7 +51,7 @@ def test_a_handler_gets_lines_and_divergence_in_their_place(logger: Any, capsys:
     assert "round 2/2" not in capsys.readouterr().err
     assert any(line.startswith("round 2/2  loss") for _, line in handler.lines)
     assert {level for level, _ in handler.lines} == {"INFO"}
-    fit(method={"name": "fedavg", "lr": 1e15}, rounds=4)
+    fit(method={"name": "fedavg", "lr": 1e15}, rounds=9, loss=torch.nn.MSELoss())
     assert any(level == "WARNING" and "diverged" in line for level, line in handler.lines)
 
 
