@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import fedspan
-from conftest import Interrupt
 from fedspan.callbacks import KeepBest
 from fedspan.cli import audit as audit_command
 from fedspan.core.errors import CheckpointError
 from fedspan.methods import SSF, FedAvg, Scaffold
+from support.loops import Interrupt
 
 DRAW = torch.Generator().manual_seed(0)
 CLIENTS = [

@@ -118,6 +118,16 @@ def test_clients_count_by_the_examples_that_they_say_they_have(tmp_path):
     assert any(not np.allclose(x[name], z[name], rtol=0, atol=1e-4) for name in x)
 
 
+def test_weights_of_rows_and_balanced_classes_are_those_of_the_simulator(tmp_path):
+    training = {"class_weights": "balanced"}
+    both(tmp_path, data={"weight": "age", "ignore": ["id"]}, training=training)
+    x, y = (fedspan.load(tmp_path / one).weights[0] for one in ("here", "there"))
+    for name in x:
+        assert np.allclose(x[name], y[name], rtol=0, atol=1e-5)
+    plain = fedspan.run(spec_of(tmp_path, data={"ignore": ["id", "age"]}), progress=False)
+    assert any(not np.allclose(x[name], plain.weights[0][name], atol=1e-4) for name in x)
+
+
 def test_a_model_trained_on_flower_predicts_and_each_sites_auroc_is_scikit_learns(tmp_path):
     _, there, _ = both(tmp_path)
     found = fedspan.load(tmp_path / "there")

@@ -34,7 +34,7 @@ from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
-from fedspan.core.terminal import say
+from fedspan.core.terminal import report
 from fedspan.engine import history
 from fedspan.engine.loop import Loop
 from fedspan.engine.per_client import PerClient, Recorder
@@ -114,7 +114,7 @@ def run(
         resume = False  # interrupted in the search, before there was a run to resume
     if progress and isinstance(spec.method.lr, str):
         how = {"search": "short trials", "auto": "an estimate of the problem's constants"}
-        say(f"lr = {spec.method.lr!r}: {how[spec.method.lr]} before the run")
+        report(f"lr = {spec.method.lr!r}: {how[spec.method.lr]} before the run")
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
     new = (lambda: ()) if out is None else (lambda: (out / LR, out))
     with removed_on_failure(new, lambda: out is not None and _holds_run(out, of_runs)):

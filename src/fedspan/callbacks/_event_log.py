@@ -5,11 +5,11 @@ Every event is in the history. Across machines each one is logged (`remote.flowe
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Sequence
 
-log = logging.getLogger("fedspan")
+from fedspan.core.terminal import log
+
 NUMBERS = re.compile(r"[\d.,]+(?:e[+-]?\d+)?(?:[, ]+[\d.,]+(?:e[+-]?\d+)?)*")
 
 

@@ -13,7 +13,7 @@ from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.method import DETAILS
 from fedspan.core.registry import register
-from fedspan.core.terminal import say
+from fedspan.core.terminal import report
 from fedspan.data.schema import Schema
 from fedspan.methods.box import projected_values
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 @register
 @dataclass(frozen=True)
 class Progress(Callback):
-    """Show what is run and how far it is. All of it is printed to stderr.
+    """Show what is run and how far it is. All of it is printed to stderr, or logged where the logger
+    `fedspan` has a handler.
 
     Args:
         rounds: The length of the run; None shows no bar.
@@ -56,10 +57,10 @@ class Progress(Callback):
                     f": {name} has nothing to gain here, because biases, tensors of fewer than `min_numel` parameters "
                     "and the output head are sent in full; `project_modules` of `projection` names others"
                 )
-        say(line, console)
+        report(line, console)
         if schema := run.problem.usage.get("schema"):
             for line in Schema.of(schema).lines():
-                say(line, console)
+                report(line, console)
         self._bars.clear()
         if console.is_terminal and self.rounds is not None:
             columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -79,7 +80,7 @@ class Progress(Callback):
             return
         console = self._bars[0].console if self._bars else None
         if row.round == 0 and "training_loss" in row.metrics:
-            say(
+            report(
                 "no `test` or `validation` is given: only the loss on a sample of the training data is reported",
                 console,
             )
@@ -88,7 +89,7 @@ class Progress(Callback):
         )
         sizes = f"{row.up_bytes.mean() / 1e6:.3g} MB up  {row.down_bytes.mean() / 1e6:.3g} MB down"
         of_all = "" if self.rounds is None else f"/{self.rounds}"
-        say(f"round {row.round}{of_all}  {values}  {sizes}", console)
+        report(f"round {row.round}{of_all}  {values}  {sizes}", console)
 
     def on_run_end(self, run: Loop, result: Result) -> None:
         """Close the bar."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -10,6 +11,17 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+
+log = logging.getLogger("fedspan")
+
+
+def report(text: str, console: Console | None = None) -> None:
+    """Logs what a run reports where the logger `fedspan` has a handler; else prints it, if its level allows."""
+    if log.handlers:
+        log.info("%s", text)
+    elif log.level <= logging.INFO and not log.disabled:
+        say(text, console)
 
 
 def say(text: str, console: Console | None = None) -> None:

@@ -39,6 +39,7 @@ from fedspan.core.layout import all_finite
 from fedspan.core.metric import column_of
 from fedspan.core.signals import sigterm_again
 from fedspan.core.spec import Spec, Table, flat
+from fedspan.core.terminal import log
 from fedspan.core.wire import check_weights
 from fedspan.engine import history, provenance
 from fedspan.engine.audit import line_of_rounds
@@ -182,7 +183,10 @@ def _warn(loop: Loop, result: Result) -> None:
                 remedy += "; the result holds the model of the last evaluation with a finite loss"
             if status == "diverged at round 0":
                 remedy = "its loss is not finite before the first round: look at the data, the weights and the loss"
-            warnings.warn(f"the run of seed {seed} {status}; {remedy}", stacklevel=4)
+            text = f"the run of seed {seed} {status}; {remedy}"
+            if log.handlers:  # not twice on a terminal
+                log.warning("%s", text)
+            warnings.warn(text, stacklevel=4)
     columns = [column_of(one) for one in loop.metrics]
     asked = dict.fromkeys(columns, "test") | {HELD_OUT + name: "validation" for name in columns}
     lines = [line for line in result.model_lines if not line.get("diverged")]
@@ -376,8 +380,8 @@ class RunFiles(Callback):
         if not any(all_finite(x) for x in self.loop.model()):
             return  # the checkpoint before is the last one to go on from
         self._flush()
-        for log in (one for pair in self.logs for one in pair):
-            sync(log.path)
+        for one in (one for pair in self.logs for one in pair):
+            sync(one.path)
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
         meta |= {"start": self.start} | self._changes()
         checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)

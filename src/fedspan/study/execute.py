@@ -31,7 +31,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedspan.api.run import run
-from fedspan.callbacks._event_log import log
 from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError, Terminated
@@ -40,7 +39,7 @@ from fedspan.core.plugins import load_plugin
 from fedspan.core.processes import FORKS, NotSentError, Shared, without_script
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.system import release_memory, warn_if_public
-from fedspan.core.terminal import say
+from fedspan.core.terminal import log, say
 from fedspan.costs.plan import client_memory
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.provenance import CHECKPOINT, UNFINISHED
