@@ -147,7 +147,7 @@ def checkpoint_growth(rounds: tuple[int, int] = (100, 1000)) -> tuple[float, flo
     for count in rounds:
         with tempfile.TemporaryDirectory() as folder:
             spec = {"rounds": count, "clients_per_round": 5, "method": method, "task": task}
-            fedspan.run(spec, folder, keep_checkpoint=True, progress=False)
+            fedspan.run(spec, folder, progress=False)
             sizes.append((Path(folder) / "checkpoint.safetensors").stat().st_size)
     return sizes[0], sizes[1]
 

@@ -29,7 +29,7 @@ class Cluster:
     """`with Cluster(folder, nodes=3) as cluster: cluster.run(run_dir="…")`.
 
     With `simulation` the nodes are Flower's virtual ones, inside the SuperLink; with `tls` every node has its own key.
-    `module` is what the nodes themselves choose to import for a task "custom", and `data` has the file of each node's own
+    `module` is what the nodes themselves choose to import for a task "custom"; `data` has the file of each node's own
     rows, whose name without its ending is the client's.
     """
 

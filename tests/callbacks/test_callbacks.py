@@ -90,7 +90,7 @@ def test_the_best_model_survives_an_interruption(tmp_path: Path) -> None:
 def test_the_best_model_survives_a_longer_run(tmp_path: Path) -> None:
     callbacks = [Zigzag(4), KeepBest("score")]
     best = fedspan.run(TABLE | {"rounds": 4})
-    fedspan.run(TABLE, tmp_path / "o", callbacks=callbacks, keep_checkpoint=True)
+    fedspan.run(TABLE, tmp_path / "o", callbacks=callbacks)
     longer = fedspan.run(TABLE | {"rounds": 35}, tmp_path / "o", resume=True, callbacks=callbacks)
     assert torch.equal(longer.weights[0]["X"], best.weights[0]["X"])
 
@@ -128,9 +128,7 @@ def test_diagnostics_add_columns_and_change_nothing_else(tmp_path: Path) -> None
         "method": {"name": "ssf", "lr": 0.02, "local_steps": 3, "rank": 0.5},
     }
     plain = fedspan.run(table)
-    watched = fedspan.run(
-        table | {"callbacks": [{"name": "diagnostics"}]}, tmp_path / "o", keep_checkpoint=True
-    )
+    watched = fedspan.run(table | {"callbacks": [{"name": "diagnostics"}]}, tmp_path / "o")
     added = {"grad_sq", "drift", "control_error", "control_gap", "correction_cos"}
     assert added <= set(watched.metrics)
     assert [{k: v for k, v in line.items() if k not in added} for line in clean(watched)] == clean(

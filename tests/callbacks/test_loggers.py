@@ -133,7 +133,7 @@ def test_tensorboard_keeps_every_row(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     short, whole = (Spec.from_table(TABLE | {"rounds": rounds}) for rounds in (4, 8))
-    fedspan.run(short, tmp_path / "o", seeds=2, callbacks=[TensorBoard()], keep_checkpoint=True)
+    fedspan.run(short, tmp_path / "o", seeds=2, callbacks=[TensorBoard()])
     fedspan.run(whole, tmp_path / "o", seeds=2, callbacks=[TensorBoard()], resume=True)
     for seed in (3, 4):
         found = EventAccumulator(str(tmp_path / "o" / "tensorboard" / f"seed-{seed}"))

@@ -135,7 +135,7 @@ def test_a_finished_run_that_is_killed_while_it_is_made_longer_can_be_read_and_r
     tmp_path: Path,
 ) -> None:
     """The file that vouches for the history is gone before the history changes."""
-    fedspan.run(SPEC, tmp_path / "short", keep_checkpoint=True)
+    fedspan.run(SPEC, tmp_path / "short")
     longer = SPEC | {"rounds": 6}
     whole = fedspan.run(longer, tmp_path / "whole")
     for at in range(24):

@@ -57,7 +57,6 @@ def make(form: str, out: Path, seed: int) -> None:
             SPEC | {"seed": seed, "callbacks": [{"name": "csv"}]},
             out,
             seeds=2,
-            keep_checkpoint=True,
             progress=False,
         )
         return
@@ -346,7 +345,7 @@ def test_a_seed_cannot_be_left_out_or_exchanged(signed: Path, tmp_path: Path) ->
 def test_a_run_that_is_made_longer_has_no_card_until_it_ends(tmp_path: Path) -> None:
     """The card of its first end no longer holds, and the record is right all the while."""
     spec = SPEC | {"method": RUN["method"]}
-    fedspan.run(spec, tmp_path, keep_checkpoint=True, progress=False)
+    fedspan.run(spec, tmp_path, progress=False)
     assert command("audit", tmp_path)[0] == 0
     with pytest.raises(KeyboardInterrupt):
         fedspan.run(

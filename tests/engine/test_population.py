@@ -146,7 +146,7 @@ def test_a_checkpoint_does_not_grow_with_the_rounds(
     monkeypatch.setattr(RunFiles, "save", lambda files: counts.append(calls(lambda: save(files))))
     for rounds in (few, many):
         out = tmp_path / f"{rounds}"
-        fedspan.run(spec | {"rounds": rounds}, out, keep_checkpoint=True, progress=False)
+        fedspan.run(spec | {"rounds": rounds}, out, progress=False)
         sizes.append((out / CHECKPOINT).stat().st_size)
         arrays.append(len(checkpoint.load(out / CHECKPOINT)[0]))
         ends.append(counts[-1])
@@ -160,7 +160,7 @@ def test_a_run_of_which_one_seed_diverged_goes_on_with_the_others(tmp_path: Path
     task = {"name": "regression", "clients": 4, "dim": 10, "outputs": 1, "samples": 10, "het": 2.0}
     method = {"name": "fedavg", "lr": 0.036, "local_steps": 5}
     spec = {"rounds": 40, "eval_every": 10, "batch_size": 5, "method": method, "task": task}
-    first = fedspan.run(spec, tmp_path / "a", seeds=3, keep_checkpoint=True, progress=False)
+    first = fedspan.run(spec, tmp_path / "a", seeds=3, progress=False)
     assert {one[:8] for one in first.statuses} == {"finished", "diverged"}
     longer = fedspan.run(
         spec | {"rounds": 60}, tmp_path / "a", seeds=3, resume=True, progress=False
@@ -175,10 +175,8 @@ def test_a_run_of_which_one_seed_diverged_goes_on_with_the_others(tmp_path: Path
 def test_a_history_that_the_checkpoint_does_not_know_is_refused(tmp_path: Path) -> None:
     task = {"name": "regression", "dim": 6, "clients": 4, "samples": 8}
     spec = {"rounds": 4, "method": {"name": "fedavg", "lr": 0.01}, "task": task}
-    fedspan.run(spec, tmp_path, keep_checkpoint=True, progress=False)
-    again = fedspan.run(
-        spec | {"rounds": 6}, tmp_path, resume=True, keep_checkpoint=True, progress=False
-    )
+    fedspan.run(spec, tmp_path, progress=False)
+    again = fedspan.run(spec | {"rounds": 6}, tmp_path, resume=True, progress=False)
     assert [row["round"] for row in again.history] == list(range(7))
     path = tmp_path / "history.jsonl"
     path.write_text(path.read_text().replace('"round": 3', '"round": 2'))

@@ -22,7 +22,7 @@ from fedspan.core.spec import Spec
 from fedspan.engine.history import main_metric
 from fedspan.replies import accountant
 from fedspan.replies.noise import Mechanism
-from support.loops import RUN
+from support.loops import RUN, Interrupt
 from support.methods import build
 
 pytest.importorskip(
@@ -172,23 +172,27 @@ def test_a_longer_run_is_refused_where_epsilon_was_promised(tmp_path: Path) -> N
 
 def test_a_longer_run_continues_the_count_of_a_given_noise(tmp_path: Path) -> None:
     spec = PRIVATE | {"rounds": 3, "privacy": {"clip": 1.0, "noise": 1.0}}
-    first = fedspan.run(spec, tmp_path / "run", keep_checkpoint=True, progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        fedspan.run(spec, tmp_path / "run", callbacks=[Interrupt(2)], progress=False)
     longer = fedspan.run(spec | {"rounds": 5}, tmp_path / "run", resume=True, progress=False)
-    assert longer.history[3]["epsilon"] == first.history[-1]["epsilon"]
     assert longer.history[-1]["epsilon"] == pytest.approx(accountant.epsilon(1.0, 3 / 7, 5, 1e-5))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes")
-def test_the_secret_is_readable_by_its_owner_only(tmp_path: Path) -> None:
-    fedspan.run(
-        PRIVATE | {"privacy": {"clip": 1.0, "noise": 1.0}},
-        tmp_path / "run",
-        keep_checkpoint=True,
-        progress=False,
-    )
-    holding = [path for path in (tmp_path / "run").iterdir() if b"replies.key" in path.read_bytes()]
-    assert [path.name for path in holding] == ["checkpoint.safetensors"]
-    assert holding[0].stat().st_mode & 0o077 == 0
+def test_the_secret_is_readable_by_its_owner_only_and_is_deleted_at_the_end(tmp_path: Path) -> None:
+    spec = PRIVATE | {"privacy": {"clip": 1.0, "noise": 1.0}}
+    with pytest.raises(KeyboardInterrupt):
+        fedspan.run(spec, tmp_path / "run", callbacks=[Interrupt(2)], progress=False)
+
+    def holding() -> list[Path]:
+        return [one for one in (tmp_path / "run").iterdir() if b"replies.key" in one.read_bytes()]
+
+    assert [path.name for path in holding()] == ["checkpoint.safetensors"]
+    assert holding()[0].stat().st_mode & 0o077 == 0
+    fedspan.run(spec, tmp_path / "run", resume=True, progress=False)
+    assert not holding()
+    with pytest.raises(CheckpointError, match="with `privacy` its secret key was deleted"):
+        fedspan.run(spec | {"rounds": 9}, tmp_path / "run", resume=True, progress=False)
 
 
 def test_several_seeds_have_secrets_of_their_own(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_users_run_and_its_resume(tmp_path: Path) -> None:
     """[privacy] secure = true in a spec; stopped in the middle and resumed it ends with the same model."""
     spec = RUN | {"rounds": 6, "privacy": {"secure": True, "secure_bits": 64}}
     whole = fedspan.run(spec, tmp_path / "whole", progress=False)
-    fedspan.run(spec | {"rounds": 3}, tmp_path / "half", progress=False, keep_checkpoint=True)
+    fedspan.run(spec | {"rounds": 3}, tmp_path / "half", progress=False)
     half = fedspan.run(spec, tmp_path / "half", resume=True, progress=False)
     plain = fedspan.run(RUN | {"rounds": 6}, progress=False)
     assert half.history[-1]["rel_err"] == whole.history[-1]["rel_err"]

@@ -134,7 +134,7 @@ def test_a_run_that_another_process_makes_longer_is_not_complete(tmp_path: Path)
         Spec.from_table(RUN | {"rounds": 2, "eval_every": 1}),
         tmp_path / "a" / "result.json",
     )
-    execute.run(spec, tmp_path / "a", keep_checkpoint=True)
+    execute.run(spec, tmp_path / "a")
     assert Job(spec, tmp_path / "a", 1).complete()
     before = outcome.read_bytes()
     execute.run(dataclasses.replace(spec, rounds=4), tmp_path / "a", resume=True)

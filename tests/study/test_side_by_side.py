@@ -20,6 +20,7 @@ from fedspan.cli.app import app
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
+from fedspan.engine.provenance import CHECKPOINT
 from fedspan.study import conduct, execute, jobs, report, tables
 from fedspan.study.model import Study
 from fedspan.study.request import requested
@@ -152,7 +153,9 @@ def test_a_short_run_is_replaced_by_a_longer_one(done: Done, tmp_path: Path) -> 
     (job,) = jobs.jobs_of(spec, tmp_path / "cut" / "runs", 2)
     for keep in (True, False):  # continued from its checkpoint, or run again
         shutil.rmtree(job.run_dir)
-        run(dataclasses.replace(spec, rounds=6), job.run_dir, seeds=2, keep_checkpoint=keep)
+        run(dataclasses.replace(spec, rounds=6), job.run_dir, seeds=2)
+        if not keep:
+            (job.run_dir / CHECKPOINT).unlink()
         assert not job.complete()
         again = carry(study, tmp_path / "cut", resume=True)
         assert again.entries["comparison"][1].final == results.entries["comparison"][1].final

@@ -57,7 +57,7 @@ def test_several_seeds_are_the_seeds_one_by_one(tmp_path: Path) -> None:
 
 def test_a_run_is_resumed_and_made_longer(tmp_path: Path) -> None:
     straight = fedspan.run(Spec.from_table(table()), tmp_path / "straight", seeds=2)
-    fedspan.run(Spec.from_table(table(rounds=3)), tmp_path / "parts", seeds=2, keep_checkpoint=True)
+    fedspan.run(Spec.from_table(table(rounds=3)), tmp_path / "parts", seeds=2)
     parts = fedspan.run(Spec.from_table(table()), tmp_path / "parts", seeds=2, resume=True)
     for a, b in zip(straight.runs, parts.runs, strict=True):
         assert a[-1]["accuracy"] == b[-1]["accuracy"]

@@ -262,13 +262,11 @@ def test_a_searched_run_resumes_with_the_rate_it_began_with(
 ) -> None:
     short = Spec.from_table(table(method__lr="search", rounds=400, search__share=0.2))
     assert Spec.from_table(short.table()) == short
-    experiment.run(short, tmp_path / "o", keep_checkpoint=True)
+    experiment.run(short, tmp_path / "o")
     lr = Spec.load(tmp_path / "o" / "spec.toml").method.lr
     assert json.loads((tmp_path / "o" / LR).read_text())["values"] == {"lr": lr}
     monkeypatch.setattr(step_size, "search", lambda *_: pytest.fail("searched again"))
-    longer = experiment.run(
-        dataclasses.replace(short, rounds=500), tmp_path / "o", resume=True, keep_checkpoint=True
-    )
+    longer = experiment.run(dataclasses.replace(short, rounds=500), tmp_path / "o", resume=True)
     assert longer.history[-1]["round"] == 500
     with pytest.raises(SpecError, match="already holds a run"):
         experiment.run(short, tmp_path / "o")

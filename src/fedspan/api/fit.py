@@ -127,7 +127,7 @@ def fit(
             `Privacy(secure=True)`, or both. None trains without.
         callbacks: What follows the run, such as `EarlyStopping("accuracy")` or its name.
         run_dir: A directory for history, checkpoints and the model. None writes nothing.
-        resume: Continue the run in `run_dir`.
+        resume: Continue the run in `run_dir`, also a finished one to more rounds, and with another `lr`.
         progress: Print the settings and every evaluation, with a progress bar on a terminal.
 
     Returns:

@@ -70,7 +70,6 @@ def run(
     resume: bool = False,
     callbacks: Sequence[Callback | str] | Callback | str = (),
     progress: bool = True,
-    keep_checkpoint: bool = False,
 ) -> Result:
     """Runs a spec.
 
@@ -78,10 +77,9 @@ def run(
         spec: A `Spec`, the path of a TOML file, or a table of plain values.
         run_dir: Where history, checkpoints and the model are written. None writes nothing.
         seeds: Number of runs, with consecutive seeds from `spec.seed`.
-        resume: Continue the run in `run_dir`.
+        resume: Continue the run in `run_dir`, also a finished one to more rounds, and with another `lr`.
         callbacks: Callbacks besides those of the spec.
         progress: Print the settings and every evaluation, with a progress bar on a terminal.
-        keep_checkpoint: Keep the checkpoint of a finished run, so that a later call can run it longer.
 
     Returns:
         The result.
@@ -95,8 +93,7 @@ def run(
     seeds = int(seeds) if isinstance(seeds, np.integer) else seeds
     at_least("seeds", seeds, 1)
     at_most("seeds", seeds, 10_000)
-    flags = {"resume": resume, "progress": progress, "keep_checkpoint": keep_checkpoint}
-    for name, value in flags.items():
+    for name, value in {"resume": resume, "progress": progress}.items():
         true_or_false(name, value)
     spec = as_spec(spec)
     out = None if run_dir is None else path_of("run_dir", run_dir)
@@ -126,9 +123,7 @@ def run(
         bar = [Progress(rounds=spec.rounds, lr_rule=rule)] if progress else []
         every = [*spec.callbacks, *more, *bar]
         together = seeds == 1 or (spec.task.several_seeds and spec.dp is None)
-        result = (_run if together else _one_by_one)(
-            spec, out, of_runs, every, made, resume=resume, keep_checkpoint=keep_checkpoint
-        )
+        result = (_run if together else _one_by_one)(spec, out, of_runs, every, made, resume=resume)
     result.lr_search = found
     return result
 
@@ -179,7 +174,6 @@ def _one_by_one(
     made: list[Problem],
     *,
     resume: bool,
-    **keeping: Any,
 ) -> Result:
     """Several seeds of a task that cannot batch them."""
     results: list[Result] = []
@@ -191,8 +185,8 @@ def _one_by_one(
             states = Path(engine.states_dir) / f"seed-{seed}"
             engine = dataclasses.replace(engine, states_dir=states)
         one = dataclasses.replace(spec, seed=seed, engine=engine)
-        own = {"resume": resume and bool(begun), "apart": True} | keeping
-        results.append(_run(one, folder, (seed,), callbacks, made, **own))
+        going_on = resume and bool(begun)
+        results.append(_run(one, folder, (seed,), callbacks, made, resume=going_on, apart=True))
         if not results[-1].finished:
             break
     joined = Result(
@@ -223,15 +217,14 @@ def _run(
     made: list[Problem],
     *,
     resume: bool,
-    **keeping: Any,
+    apart: bool = False,
 ) -> Result:
     """A run on the problem that its step size was found on, or on a new one."""
     problem = made.pop() if made else None
     if problem is None or problem.seeds != of_runs:
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    if out is not None:
-        keeping["costs"] = _costs(method, problem)
+    costs = None if out is None else _costs(method, problem)
     refusals.check(dataclasses.replace(spec, method=method), callbacks, problem)
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
     with Simulator(method, problem, spec.engine, resume=resume) as clients:
@@ -268,7 +261,7 @@ def _run(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
                 "no client holds", stacklevel=4,
             )  # fmt: skip
-        result = execute(loop, spec, resume=resume, **keeping)
+        result = execute(loop, spec, resume=resume, apart=apart, costs=costs)
     del loop, clients  # which hold the vectors of the server and of the clients
     if isinstance(problem, TorchProblem):
         result.module = problem.trained(result.weights[0])

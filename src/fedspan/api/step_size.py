@@ -20,7 +20,7 @@ from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
-from fedspan.engine.provenance import LR, TRIALS, read_lr
+from fedspan.engine.provenance import CHECKPOINT, LR, TRIALS, read_lr
 from fedspan.engine.run_dir import check_vacant
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.tuner import Trial, find_lr
@@ -57,6 +57,10 @@ def with_lr(
     if path is not None and resume and path.exists():
         found = read_lr(path)
     else:
+        if run_dir is not None and resume and (run_dir / CHECKPOINT).exists():
+            raise SpecError(
+                f"`lr` is {spec.method.lr!r}, but the run in {str(run_dir)!r} was begun with a number; give a number"
+            )
         if run_dir is not None:
             check_vacant(run_dir)
         method, problem, clients_per_round = built(spec)

@@ -28,7 +28,7 @@ from fedspan.core.terminal import broken
 
 MISTAKE, INTERRUPTED = 2, 130
 # Arguments of Python functions that are flags of commands
-ARGUMENTS = ("run_dir", "resume", "seeds", "keep_checkpoint")
+ARGUMENTS = ("run_dir", "resume", "seeds")
 WITH_OUT = ("compare", "reproduce")  # commands that call the run directory --out
 typer.core.HAS_RICH = False  # plain help texts are quick, and read well in a pipe
 

@@ -34,7 +34,6 @@ def command(
     seeds: Count = 1,
     callback: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
     simulate: Literal["auto", "loop", "batched", "pool"] | None = None,
-    keep_checkpoint: bool = False,
     plugin: Plugin = None,
     threads: Threads = 1,
 ) -> int:
@@ -48,7 +47,6 @@ def command(
         seeds: Number of runs, with consecutive seeds.
         callback: Add a callback, such as tensorboard or early_stopping.
         simulate: How the clients of a round are computed; short for --set engine.simulate=…
-        keep_checkpoint: Keep the checkpoint at the end, to run longer later.
     """
     load_plugins(plugin)
     short = [f"engine.simulate={simulate}"] if simulate else []
@@ -63,14 +61,7 @@ def command(
     more = [tables.build("callback", {"name": name}, "callbacks") for name in callback or ()]
     loaded = dataclasses.replace(loaded, callbacks=(*loaded.callbacks, *more))
     try:
-        result = run(
-            loaded,
-            run_dir,
-            seeds=seeds,
-            resume=resume,
-            progress=True,
-            keep_checkpoint=keep_checkpoint,
-        )
+        result = run(loaded, run_dir, seeds=seeds, resume=resume, progress=True)
     except (KeyboardInterrupt, Terminated):
         _say_how_to_resume(run_dir)
         raise

@@ -161,8 +161,7 @@ class Loop:
         nobody = np.zeros((len(self.seeds), 0), np.int64)
         self.heard = Heard(self.t, nobody, nobody[0])
         self.id = secrets.token_hex(8)
-        x0 = self.problem.x0
-        self.start = "" if x0.is_meta else digest(repr(sampled(x0)))  # a dry run has no values
+        self.start = start_of(self.problem.x0)
         self._each_round = [
             one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end
         ]
@@ -408,6 +407,11 @@ class Loop:
         else:
             return server
         raise CheckpointError(f"the checkpoint is damaged: {why}; start the run again")
+
+
+def start_of(x: Vector) -> str:
+    """A hash of sampled weights; a dry run has none."""
+    return "" if x.is_meta else digest(repr(sampled(x)))
 
 
 def record_of(arrays: wire.Arrays) -> Line:

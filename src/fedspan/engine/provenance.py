@@ -43,7 +43,7 @@ TABLE = "history.csv"  # the evaluations, by the callback `csv`
 ROSTER = "roster.json"  # of a server: which node each client belongs to
 KEY = "FEDSPAN_SIGN_KEY"
 READ = (history.NAME, MODEL, USAGE, CLIENTS, LR, OUTCOME)  # what `fedspan.load` reads
-UNFINISHED = (CHECKPOINT, BEST)  # which a finished run may keep
+UNFINISHED = (CHECKPOINT, BEST)  # which a finished run keeps only to go on
 OPTIONAL = (TABLE, *UNFINISHED)  # nothing reads them as the record, so that they may be added later
 COVERED = (*READ, AUDIT, TRAFFIC, SPEC, ROSTER, *OPTIONAL)
 STATUS = re.compile(r"(finished|interrupted)$|(stopped|diverged) at round \d+")
@@ -118,6 +118,8 @@ def changes(run_dir: Path, card: Table, names: Sequence[str] = COVERED) -> list[
         path = run_dir / name
         if not FILE.fullmatch(name):
             wrong.append(f"{str(run_dir / OUTCOME)!r} names the file {name!r}")
+        elif path.name in UNFINISHED and not path.is_file():
+            continue  # it may be deleted to save disk
         elif path.name in names and not path.is_file():
             wrong.append(f"{str(path)!r} is missing")
         elif path.name in names and sha256(path) != digest:

@@ -5,7 +5,7 @@
     model.safetensors, clients.csv, result.json  at the end
 
 Several seeds of one batched computation have a directory `seed-*` each and share the checkpoint and the result. A
-finished run keeps no checkpoint, unless it is asked for.
+finished run keeps its checkpoint where it can be made longer: `may_grow`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from fedspan.core.wire import check_weights
 from fedspan.engine import history, provenance
 from fedspan.engine.audit import line_of_rounds
 from fedspan.engine.history import HELD_OUT, undefined_where
-from fedspan.engine.loop import Heard, Loop, Row
+from fedspan.engine.loop import Heard, Loop, Row, start_of
 from fedspan.engine.provenance import (
     AUDIT,
     BEST,
@@ -57,11 +58,13 @@ from fedspan.engine.provenance import (
 )
 from fedspan.engine.result import Result, load
 from fedspan.engine.simulator import Simulator
+from fedspan.replies.chain import Event
 
 CHECKPOINT_SECONDS = 5.0
 MOST = 1024  # rounds of a line of the audit trail
 CHECKPOINT_FORM = {
     "decisions": dict[str, Any], "identity": str, "seeds": list[int], "round": int, "start": str,
+    "spec": dict[str, Any],
 }  # fmt: skip
 
 
@@ -71,7 +74,6 @@ def execute(
     *,
     resume: bool = False,
     checkpoint_every: int | None = None,
-    keep_checkpoint: bool = False,
     retry_diverged: bool = False,
     signals: bool = True,
     apart: bool = False,
@@ -84,7 +86,6 @@ def execute(
         spec: Its settings.
         resume: Whether to continue the run in the directory.
         checkpoint_every: Rounds between two checkpoints; None: with an evaluation every few seconds.
-        keep_checkpoint: Whether the checkpoint stays after the run has finished, so that it can be made longer.
         retry_diverged: Whether a diverged run resumes from its last good checkpoint.
         signals: Whether Ctrl-C and SIGTERM end the run after the current round.
         apart: Whether it is one of several seeds with run directories of their own, whose parent has the card.
@@ -145,8 +146,9 @@ def execute(
             except Exception as error:  # a mistake there must not cost the trained model
                 failed = failed or error
         if out is not None:
-            keep = keep_checkpoint or (retry_diverged and result.status.startswith("diverged"))
-            files.close(out, result, key, save=keep_checkpoint, keep=keep)
+            save = "finished" in statuses and may_grow(loop, spec)
+            keep = save or (retry_diverged and result.status.startswith("diverged"))
+            files.close(out, result, key, save=save, keep=keep)
         if failed is not None:
             raise failed
         _warn(loop, result)
@@ -155,6 +157,11 @@ def execute(
         ended = Terminated if signal.SIGTERM in received else KeyboardInterrupt
         raise ended(f"stopped after round {loop.t}{more}")
     return result
+
+
+def may_grow(loop: Loop, spec: Spec) -> bool:
+    """Whether a run that has finished can go on to more rounds; the secret key of noise is deleted with its end."""
+    return not spec.length_decides and loop.chain.noise is None
 
 
 def _status(loop: Loop, lines: Sequence[Line], rounds: int) -> str:
@@ -238,6 +245,7 @@ class RunFiles(Callback):
         self.rounds = list[Heard]()  # since the last line of the trail
         self.saved = time.monotonic()
         self.start = loop.start  # what the run was begun from; a resumed run keeps it
+        self.lr = list[Any]()  # [round, lr] where a resumed run has changed it
         # the model before a divergence
         self.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
 
@@ -265,9 +273,8 @@ class RunFiles(Callback):
             name = (place / history.NAME).as_posix()
             lines = self._lines(out, name)
             header: Line = {"spec": spec.table() | {"seed": seed}, "versions": versions()}
-            evaluations = JsonLog(
-                out / name, [*lines, header | {"costs": dict(costs)}], loop.checks, name
-            )
+            header |= {"costs": dict(costs)} | self._changes()
+            evaluations = JsonLog(out / name, [*lines, header], loop.checks, name)
             name = (place / AUDIT).as_posix()
             header = {"run": loop.id, "seed": seed, "identity": spec.identity()}
             header |= {"clients": loop.problem.clients, **now}
@@ -275,7 +282,9 @@ class RunFiles(Callback):
                 header["names"] = [*loop.problem.names]
             try:
                 lines = self._lines(out, name)
-                lines = [*lines, {"resumed": loop.t} | now] if lines else [header]
+                told = line_of_rounds([loop.heard], 0, loop.seeds)[1:] if resume else []
+                more: Line = {"events": told} if told else {}
+                lines = [*lines, {"resumed": loop.t} | now | more] if lines else [header]
             except CheckpointError as error:  # it is kept under another name
                 if (folder / AUDIT).exists():
                     (folder / AUDIT).replace(folder / f"damaged-{loop.t}-{AUDIT}")
@@ -291,27 +300,27 @@ class RunFiles(Callback):
     def _resume(self, out: Path, folders: Sequence[Path]) -> None:
         loop, spec = self.loop, self.spec
         arrays, meta = checkpoint.load(out / CHECKPOINT)
-        check_form(meta, out / CHECKPOINT, CHECKPOINT_FORM)
-        _same_run(meta, spec, loop.seeds)
-        if spec.rounds < meta["round"]:
-            raise CheckpointError(
-                f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {meta['round']}; give `rounds` of "
-                f"at least {meta['round']}"
-            )
-        if meta["start"] != loop.start:  # no error: who draws a model anew could never resume
+        check_form(meta, out / CHECKPOINT, CHECKPOINT_FORM, {"lr": list[Any]})
+        before = _same_run(meta, spec, loop.seeds)
+        _not_shorter(spec, meta["round"], out)
+        given, self.start, self.lr = loop.start, meta["start"], meta.get("lr", [])
+        loop.load(arrays)
+        # no error: who draws a model anew could never resume
+        if given not in (self.start, start_of(loop.model())):
             warnings.warn(
                 "`model` does not have the initial weights that the run was begun with; it goes on from its checkpoint",
                 stacklevel=5,
             )
-        self.start = meta["start"]
-        loop.load(arrays)
         if meta["round"] != loop.t:
             raise CheckpointError(
                 f"{str(out / CHECKPOINT)!r} is damaged: its parts are of different rounds; start the run again"
             )
-        if not loop.t:
-            return
-        for number, folder in enumerate(folders):
+        loop.heard = loop.heard._replace(t=loop.t)
+        if before != spec.method.lr:
+            self.lr = [*(self.lr or [[0, before]]), [loop.t, spec.method.lr]]
+            text = f"lr is {spec.method.lr} from here on, and was {before}"
+            loop.note([Event("lr", None, text)])
+        for number, folder in enumerate(folders if loop.t else ()):
             name = (folder / history.NAME).relative_to(out).as_posix()
             _, lines = history.read(folder / history.NAME, loop.checks.get(name, ""))
             loop.lines[number] = lines
@@ -353,6 +362,9 @@ class RunFiles(Callback):
         self.rounds = []
         self.loop.carried.clear()
 
+    def _changes(self) -> Line:
+        return {"lr": self.lr} if self.lr else {}
+
     def save_if_due(self) -> None:
         """Saves the run if it has a directory and the last checkpoint is old."""
         if self.logs and self.every is None and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
@@ -367,9 +379,8 @@ class RunFiles(Callback):
         for log in (one for pair in self.logs for one in pair):
             sync(log.path)
         meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
-        checkpoint.save(
-            self.loop.run_dir / CHECKPOINT, self.loop.save(), meta | {"start": self.start}
-        )
+        meta |= {"start": self.start} | self._changes()
+        checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
         self.loop.transport.saved()
         self.saved = time.monotonic()
 
@@ -395,7 +406,7 @@ class RunFiles(Callback):
             write_table(out / USAGE, result.usage)
         ends = [{k: v for k, v in lines[-1].items() if k != "events"} for lines in result.runs]
         about = {"run": loop.id, "start": self.start, "rounds": loop.t, "metrics": ends}
-        about |= _decisions(spec) | {"versions": versions()}
+        about |= _decisions(spec) | {"versions": versions()} | self._changes()
         provenance.write_outcome(out, result, about, key=key, keeps=keep)
         for name in () if keep else provenance.UNFINISHED:
             remove(out / name)
@@ -417,19 +428,35 @@ def _to_do(out: Path, loop: Loop, spec: Spec, retry_diverged: bool) -> bool:
     """Whether a run that is resumed has not ended, or some seed of it can go on; it must have kept its checkpoint."""
     if not (card := read_outcome(out)):
         return True
-    _same_run(card, spec, loop.seeds)
+    lr = _same_run(card, spec, loop.seeds)
     before = load(out)
     if retry_diverged and before.status.startswith("diverged"):
         return True
     last = max((lines[-1]["round"] for lines in before.runs if lines), default=0)
-    if spec.rounds <= last or "finished" not in before.statuses:
+    finished = "finished" in before.statuses
+    if finished:
+        _not_shorter(spec, last, out)
+    if lr != spec.method.lr and (spec.rounds == last or not finished):
+        raise CheckpointError(
+            f"the run in {str(out)!r} has ended after {last} rounds with method.lr = {lr}, not {spec.method.lr}; "
+            + ("give more `rounds` to go on with it" if finished else "begin another run")
+        )
+    if spec.rounds == last or not finished:
         return False
     if not (out / CHECKPOINT).exists():
+        why = "; with `privacy` its secret key was deleted" if loop.chain.noise is not None else ""
         raise CheckpointError(
-            f"the run in {str(out)!r} has finished after {last} rounds and kept no checkpoint to go on from; run it "
-            "again in another `run_dir`: `keep_checkpoint=True` (fedspan.run) keeps one"
+            f"the run in {str(out)!r} has finished after {last} rounds and has no checkpoint to go on from{why}; run "
+            "it again in another `run_dir`"
         )
     return True
+
+
+def _not_shorter(spec: Spec, t: int, out: Path) -> None:
+    if spec.rounds < t:
+        raise CheckpointError(
+            f"`rounds` is {spec.rounds}, but the run in {str(out)!r} is at round {t}; give `rounds` of at least {t}"
+        )
 
 
 def _decisions(spec: Spec) -> Table:
@@ -437,12 +464,18 @@ def _decisions(spec: Spec) -> Table:
     return {"spec": spec.table(), "decisions": spec.decisions(), "identity": spec.identity()}
 
 
-def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
-    """A checkpoint is continued only with the settings it was made with; `rounds` may change without a schedule."""
+def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> Any:
+    """Return the `lr` of a checkpoint, which is continued only with the settings that it was made with.
+
+    Only `lr` may change, and `rounds` without a schedule.
+    """
     if not isinstance(meta.get("decisions"), dict):
         raise CheckpointError(
             "the run directory does not say with which settings its run was made; begin another run"
         )
+    lr = flat(meta.get("spec", {})).get("method.lr")
+    if isinstance(lr, float | int):
+        spec = replace(spec, method=replace(spec.method, lr=lr))  # type: ignore[type-var]
     before, now = flat(meta["decisions"]), flat(spec.decisions())
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
@@ -464,3 +497,4 @@ def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> None:
         raise CheckpointError(
             f"the checkpoint is of seeds {meta.get('seeds')}, not {list(seeds)}; use the same seeds"
         )
+    return lr

@@ -87,7 +87,9 @@ class StateFile:
         own = under(f"{version}.", arrays)
         return Replica(wire.unpack(under("state.", own)), own.get("x"), meta["last_round"][version])
 
-    def save(self, message: RoundMessage, mark: int, before: Replica, after: Replica) -> None:
+    def save(
+        self, message: RoundMessage, mark: int, before: Replica, after: Replica, fingerprint: str
+    ) -> None:
         """Write both versions in one step that survives a crash; `mark` is that of the reply to the message."""
         arrays: wire.Arrays = {}
         for version, replica in enumerate((before, after)):
@@ -96,7 +98,7 @@ class StateFile:
             arrays |= {f"{version}.state.{k}": v for k, v in wire.pack(replica.state).items()}
             arrays |= {} if replica.x is None else {f"{version}.x": replica.x}
         meta = {
-            "fingerprint": message.fingerprint,
+            "fingerprint": fingerprint,
             "accepted": [message.accepted, message.accepted + 1],
         }
         meta |= {"marks": [message.mark, mark], "last_round": [before.last_round, after.last_round]}
@@ -155,7 +157,7 @@ class RemoteClient:
     def _train(self, message: RoundMessage) -> wire.Arrays:
         """The reply of a round in the open."""
         before, after, up, _, _ = self._work(message)
-        self.state_file.save(message, mark_of(up), before, after)
+        self.state_file.save(message, mark_of(up), before, after, self.agreement.of_states)
         return up
 
     def _evaluate(self, message: RoundMessage) -> wire.Arrays:
@@ -216,7 +218,8 @@ class RemoteClient:
                 session, reply = protocol.unmask(self.session(t), arrays)
             checkpoint.save(self._session_dir / "session", session.arrays(), {})
         if question == "train":
-            self.state_file.save(message, mark_of(reply), before, replace(after, state=state))
+            after = replace(after, state=state)
+            self.state_file.save(message, mark_of(reply), before, after, self.agreement.of_states)
         return reply
 
     @property
@@ -254,7 +257,7 @@ class RemoteClient:
         """The state before the round: from the message if it brings one, else the initial one or that on disk."""
         brought = under(RESTORE, message.arrays)
         if message.accepted and not brought:
-            return self.state_file.load(message.accepted, message.mark, self.agreement.fingerprint)
+            return self.state_file.load(message.accepted, message.mark, self.agreement.of_states)
         first = without_zeros(self.method.init_client(self.problem.x0, self.problem.layout))
         if brought:
             last_round = int(brought.pop(LAST_ROUND))

@@ -132,6 +132,12 @@ class Agreement:
         """A hash of 12 characters."""
         return digest(self.text, size=6)
 
+    @functools.cached_property
+    def of_states(self) -> str:
+        """The same of what clients keep states for: a resumed run may have another `lr`."""
+        kept = json.loads(self.text) | {"method.lr": None}
+        return digest(json.dumps(kept, sort_keys=True), size=6)
+
     def check(self, message: RoundMessage) -> None:
         """Raise unless the other end computes the same thing."""
         if message.fingerprint != self.fingerprint:

@@ -43,7 +43,7 @@ from fedspan.core.system import release_memory, warn_if_public
 from fedspan.core.terminal import say
 from fedspan.costs.plan import client_memory
 from fedspan.engine.loop import Loop, Row
-from fedspan.engine.provenance import CHECKPOINT
+from fedspan.engine.provenance import CHECKPOINT, UNFINISHED
 from fedspan.study.curves import memory_file
 from fedspan.study.jobs import FAILED, Job
 
@@ -320,7 +320,6 @@ def _run(job: Job, seen: Seen) -> End:
                 seeds=job.seeds,
                 resume=resume,
                 callbacks=[_Reporter(job.run_dir, seen)],
-                keep_checkpoint=job.keep,
                 progress=False,
             )
     except Exception as error:
@@ -329,6 +328,8 @@ def _run(job: Job, seen: Seen) -> End:
     else:
         why = f"the run ended before its {job.spec.rounds} rounds ({result.status})\n"
         if job.complete():  # if not, nothing may wait for it
+            for name in () if job.keep else UNFINISHED:
+                (job.run_dir / name).unlink(missing_ok=True)
             if time.monotonic() - began > 1:  # a shorter run leaves little behind
                 gc.collect()
                 release_memory()

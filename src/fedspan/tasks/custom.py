@@ -30,6 +30,11 @@ from fedspan.nn.client_data import table_columns
 from fedspan.tasks._imports import checked_model
 from fedspan.tasks._module import Material, ModuleTask
 
+STATISTICS = (
+    "running_mean",
+    "running_var",
+    "num_batches_tracked",
+)  # of norms; training changes them
 SAMPLED = 64  # numbers of an array that are looked at to tell it from another
 
 
@@ -64,7 +69,11 @@ class Custom(ModuleTask):
         trained = {name for name, value in given.model.named_parameters() if value.requires_grad}
         state = given.model.state_dict()
         shapes = [(name, tuple(value.shape)) for name, value in state.items()]
-        frozen = [_digest(value) for name, value in state.items() if name not in trained]
+        frozen = [
+            _digest(value)
+            for name, value in state.items()
+            if name not in trained and name.rpartition(".")[2] not in STATISTICS
+        ]
         table: dict[str, Any] = {
             "name": "custom",
             "model": digest(repr((shapes, module_text(given.model), frozen))),
