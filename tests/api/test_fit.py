@@ -246,7 +246,7 @@ def test_a_run_that_is_interrupted_resumes_to_the_same_weights(tmp_path: Path) -
     resumed = fedspan.fit(net(), blobs(), **settings, run_dir=tmp_path / "o", resume=True)
     assert torch.equal(flat(resumed.model), flat(whole.model))
     assert [line["round"] for line in resumed.history] == [0, 3, 6, 9, 12]
-    assert not (tmp_path / "o" / "checkpoint.safetensors").exists()
+    assert (tmp_path / "o" / "checkpoint.safetensors").exists()  # the run may go on later
 
 
 def test_decay_and_clipping() -> None:
