@@ -133,7 +133,7 @@ def test_a_model_trained_on_flower_predicts_and_each_sites_auroc_is_scikit_learn
     found = fedspan.load(tmp_path / "there")
     for i, who in enumerate(("h0", "h1", "h2")):
         table = ILL[who].drop(columns="hospital")
-        spec = spec_of(tmp_path, data={"site": str(tmp_path / f"{who}.csv")})
+        spec = spec_of(tmp_path, data={"own_file": str(tmp_path / f"{who}.csv")})
         _, test = spec.task.data.own_rows(i, spec.seed)
         p = found.predict_proba({name: test[name] for name in test})[:, 1]
         (row,) = (r for r in there.per_client if r["round"] == 4 and r["client"] == who)

@@ -39,7 +39,7 @@ from fedspan.core.metric import column_of, direction_of
 from fedspan.core.task import Task
 
 Table = dict[str, Any]
-PATHS = ("path", "test_path", "site")  # keys of a task's `data` that name files
+PATHS = ("path", "test_path", "own_file")  # keys of a task's `data` that name files
 # They do not decide a round; `rounds` does under a schedule.
 UNDECIDED = ("rounds", "seed", "engine", "device", "eval_clients_every")
 

@@ -64,7 +64,7 @@ class OwnData(Features):
     image_size: int | None = None  # pixels that images are made wide and high; none: as they are
     client: str | None = None  # column that says whose a row is, for the partition `natural`
     weight: str | None = None  # column with the weights of rows in training
-    site: str | None = None  # of a client on its own machine: the file with its rows
+    own_file: str | None = None  # of a client on its own machine: the file with its rows
     test_path: str | None = None  # file or directory of the test set
     test_column: str | None = None  # column that says "train" or "test", or 0 or 1 for test
     test_share: float | None = None  # of each client's rows; 0.2 by default, 0: no test set
@@ -117,7 +117,7 @@ class OwnData(Features):
         found = []
         paths = [self.path, *filter(None, (self.test_path,))]
         if is_pattern(self.path):  # on a client's own machine the other files are not there
-            there = {} if self.site is not None else files_of(self.path, missing=True)
+            there = {} if self.own_file is not None else files_of(self.path, missing=True)
             paths[:1] = [str(path) for path in sorted(there.values())]
         for path in map(Path, paths):
             found.append(columns.digest(path, most=most))
@@ -213,14 +213,14 @@ class OwnData(Features):
 
     def own_rows(self, client: int, seed: int) -> tuple[Columns, Columns]:
         """Return the rows of a client on its own machine, for training and for tests."""
-        if self.site is None:
+        if self.own_file is None:
             raise SpecError(
                 "the node's config needs data, the file with this client's rows: data=\"/srv/ward.csv\""
             )
-        path = Path(self.site)
+        path = Path(self.own_file)
         found = columns.read(path)
         goal = _column(found, self.target or "y", "target", path)
-        describe_columns(found, self, self.others, repr(self.site))
+        describe_columns(found, self, self.others, repr(self.own_file))
         rows = np.arange(len(goal))
         if self.test_column is not None:
             marked = _marks(_column(found, self.test_column, "test_column", path), self)

@@ -207,8 +207,8 @@ def client_spec(
     else:
         run = Spec.from_table(permitted(own, with_changes(own, changes), module))
     if data and run.task.of_sites is not None:
-        site = replace(run.task.of_sites, site=str(Path(data).expanduser()))
-        run = replace(run, task=replace(cast(Any, run.task), data=site))
+        own_file = replace(run.task.of_sites, own_file=str(Path(data).expanduser()))
+        run = replace(run, task=replace(cast(Any, run.task), data=own_file))
     if privacy:
         check_floor(run, privacy_of(privacy), None)
     if own.get("privacy"):
