@@ -118,6 +118,20 @@ def test_clients_count_by_the_examples_that_they_say_they_have(tmp_path):
     assert any(not np.allclose(x[name], z[name], rtol=0, atol=1e-4) for name in x)
 
 
+def test_a_finished_run_goes_on_with_another_step_size_and_clients_keep_their_states(tmp_path):
+    spec = spec_of(tmp_path, rounds=2)
+    serve(spec, Sites(spec, tmp_path, tmp_path / "states"), tmp_path / "there", backup=False)
+    method = {"name": "ssf", "lr": 0.03, "local_steps": 2}
+    longer = spec_of(tmp_path, method=method)
+    grid = Sites(longer, tmp_path, tmp_path / "states")
+    there = serve(longer, grid, tmp_path / "there", resume=True, backup=False)
+    assert events_of(there) == ["round 2: lr is 0.03 from here on, and was 0.1"]
+    fedspan.run(spec, tmp_path / "here", progress=False)
+    here = fedspan.run(longer, tmp_path / "here", resume=True, progress=False)
+    for name, value in here.weights[0].items():
+        assert np.allclose(value, there.weights[0][name], rtol=0, atol=1e-5)
+
+
 def test_weights_of_rows_and_balanced_classes_are_those_of_the_simulator(tmp_path):
     training = {"class_weights": "balanced"}
     both(tmp_path, data={"weight": "age", "ignore": ["id"]}, training=training)
