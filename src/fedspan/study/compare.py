@@ -297,8 +297,8 @@ def compare(
     at_most("jobs", jobs, 1000)
     true_or_false("resume", resume)
     true_or_false("progress", progress)
-    for name, value in (("seeds", seeds), ("tune_seeds", tune_seeds), ("tail", tail)):
-        if value is None:
+    for name, number in (("seeds", seeds), ("tune_seeds", tune_seeds), ("tail", tail)):
+        if number is None:
             raise SpecError(f"`{name}` must be a number, got None")
     if not isinstance(metric, str | None) or metric == "":
         raise SpecError(f"`metric` must be the name of a metric, got {shown(metric)}")
