@@ -39,8 +39,7 @@ class Log:
 
     entries: tuple[Entry, ...] = ()  # the changes of the last rounds, oldest first
     end: int = 0  # the round after the last change
-    # round → its change, for clients that need it alone
-    earlier: Mapping[int, Entry] = field(default_factory=dict)
+    earlier: Mapping[int, Entry] = field(default_factory=dict)  # changes that some clients need
 
     def push(self, entry: Entry, keep: int, needed: Needed | None = None) -> Log:
         """Return the log with one more round, cut to the last `keep` and to earlier ones that are needed."""
