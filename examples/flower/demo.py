@@ -37,18 +37,12 @@ def main() -> None:
                     )
                 seen = max(seen, len(lines))
             print(status)
-            rounds = [
-                json.loads(line)
-                for line in (folder / "out" / "rounds.jsonl").read_text("utf-8").splitlines()
-            ]
-            messages = sum(len(one["sampled"]) for one in rounds)
+            log = (folder / "out" / "audit.jsonl").read_text("utf-8").splitlines()
+            lines = [json.loads(line) for line in log if "up_bytes" in line]
             for way, counter in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
-                payload, records = (
-                    sum(one[f"{what}_{way}"] for one in rounds) for what in ("payload", "records")
-                )
-                print(
-                    f"{way}: {payload:,} bytes of numbers in {messages} messages, {records:,} with their records,"
-                )
+                payload = lines[-1][f"{way}_bytes"]
+                records = sum(line.get(f"records_{way}", 0) for line in lines)
+                print(f"{way}: {payload:,} bytes of numbers, {records:,} with their records,")
                 print(f"    {found['network-traffic'][counter]:,} as the SuperLink counts")
         print("everything is stopped")
 
