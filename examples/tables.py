@@ -67,7 +67,7 @@ def across_nodes(out: Path, rounds: int = 5) -> None:
     clients = 'partition = { name = "natural", clients = 3 }\n'
     spec = SPEC.format(rounds=rounds).replace("[task.data]", clients + "[task.data]")
     spec = spec.replace("eval_every = 20", f"eval_every = {rounds}")
-    (app / "fedspan_flower" / "spec.toml").write_text(spec)
+    (app / "fedspan_flower" / "spec.toml").write_text(spec, "utf-8")
     files = [out / "carriers" / f"{carrier}.csv" for carrier in ("UA", "B6", "EV")]
     shutil.rmtree(out / "flower", ignore_errors=True)
     with tempfile.TemporaryDirectory() as place, Cluster(Path(place), 3, data=files) as cluster:
@@ -90,7 +90,7 @@ def main() -> None:
     for carrier, table in flights().groupby("carrier"):
         table.to_csv(given.out / "carriers" / f"{carrier}.csv", index=False)
     table.drop(columns="late").head(1000).to_csv(given.out / "new.csv", index=False)
-    (given.out / "spec.toml").write_text(SPEC.format(rounds=given.rounds))
+    (given.out / "spec.toml").write_text(SPEC.format(rounds=given.rounds), "utf-8")
     if given.flower:
         across_nodes(given.out)
         return

@@ -20,6 +20,8 @@ from fedspan.core.spec import Spec, with_values
 ROUNDS = 5
 DIR, JITTER = "@dir", "@jitter"  # a directory of the row's own, and a function
 # What a number, a path or a name is set to; a setting that is none of a few choices needs an entry.
+# Settings that fit one kind of targets alone; tests/api/test_weights_of_examples.py has them.
+OF_TARGETS = {"class_weights", "pos_weight"}
 VALUES: dict[str, list[Any]] = {
     "method.lr": ["auto", "search"],
     "method.local_steps": [1, 3],
@@ -150,7 +152,7 @@ def factors() -> dict[str, tuple[str, ...]]:
     skip = {"rounds", "method", "task", "privacy", "callbacks", "metrics", *GROUPS}
     found |= _of_class("", Spec, skip)
     for name, group in GROUPS.items():
-        found |= _of_class(name, group)
+        found |= _of_class(name, group, OF_TARGETS)
     found["callbacks"] = [[one] for one in _choices("callback") if one["name"] not in EXTRA]
     found["metrics"] = [[name] for name in registry.choices("metric")]
     found["lost"] = [True]  # whether replies are lost on their way

@@ -270,7 +270,7 @@ def test_a_searched_run_resumes_with_the_rate_it_began_with(
     assert longer.history[-1]["round"] == 500
     with pytest.raises(SpecError, match="already holds a run"):
         experiment.run(short, tmp_path / "o")
-    with pytest.raises(CheckpointError, match=r"method.lr"):
+    with pytest.raises(CheckpointError, match=r"search.share = 0.2, not its default"):
         experiment.run(Spec.from_table(table(rounds=600)), tmp_path / "o", resume=True)
 
 

@@ -14,7 +14,7 @@ from fedspan.core.errors import SpecError
 from fedspan.core.method import is_plain_sum
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import LEAST
-from fedspan.core.registry import name_of
+from fedspan.core.registry import is_registered, name_of
 from fedspan.core.spec import Spec
 
 SUMMED = (
@@ -44,7 +44,8 @@ def refused(
     spec: Spec, callbacks: Sequence[Callback], problem: Problem | None, server: Any
 ) -> Iterator[str]:
     """Return the reasons against a run, in the order in which they are checked."""
-    method, name, secure = spec.method, name_of(spec.method), spec.secure
+    method, secure = spec.method, spec.secure
+    name = name_of(method) if is_registered(method) else type(method).__name__
     noise = spec.dp is not None and spec.dp.level == "client"  # whether sums of replies have noise
     aggregator = spec.participation.aggregator
     robust = "" if aggregator is None else name_of(aggregator).removeprefix("mean")
