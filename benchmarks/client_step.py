@@ -177,7 +177,7 @@ def subspace(model: nn.Module, loss: Loss, projector: str, ratio: float) -> Kind
 
     def step() -> None:
         nonlocal z
-        z, _ = SGD().descend(z, direction, 1e-6, 1)
+        z, *_ = SGD().descend(z, direction, 1e-6, 1)
 
     kept = 3 * P.rank  # z, the correction u, and what lies where the subspace's weights lie
     return Kind(model, step, P.rank, kept)
