@@ -36,6 +36,18 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5},
         {"optimizer": ADAMW},
     ],
+    "fedvarp": [
+        {},
+        {"server_momentum": 0.5, "compressor": QSGD},
+        {"optimizer": ADAMW},
+    ],
+    "feddyn": [
+        {},
+        {"drift": {"alpha": 1.0}, "server_lr": 0.7, "compressor": QSGD},
+        {"drift": {"alpha": 1.0}, "projector": GAUSSIAN, "momentum": 0.5},
+        {"optimizer": ADAMW},
+    ],
+    "fedexp": [{}, {"extrapolate": True, "server_lr": 0.5, "momentum": 0.5}],
     "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1, "optimizer": ADAMW}],
     "fedyogi": [{}, {"optimizer": ADAMW}],
     "fedadagrad": [{}, {"beta1": 0.5, "optimizer": ADAMW}],

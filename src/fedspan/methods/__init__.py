@@ -13,9 +13,12 @@ if TYPE_CHECKING:
     from fedspan.methods.fedadam import FedAdam as FedAdam
     from fedspan.methods.fedavg import FedAvg as FedAvg
     from fedspan.methods.fedavgm import FedAvgM as FedAvgM
+    from fedspan.methods.feddyn import FedDyn as FedDyn
+    from fedspan.methods.fedexp import FedExP as FedExP
     from fedspan.methods.fedit import FedIT as FedIT
     from fedspan.methods.fedprox import FedProx as FedProx
     from fedspan.methods.fedsub import FedSub as FedSub
+    from fedspan.methods.fedvarp import FedVARP as FedVARP
     from fedspan.methods.fedyogi import FedYogi as FedYogi
     from fedspan.methods.ffalora import FFALoRA as FFALoRA
     from fedspan.methods.powersgd import PowerSGD as PowerSGD
