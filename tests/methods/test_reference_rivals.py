@@ -30,6 +30,7 @@ class Rivals(Reference):
     def server(self, method: str) -> dict[str, Array]:
         mean = sum(w * y for w, y in zip(self.w, self.table, strict=True))
         every = {"fedvarp": {"c": mean / (LR * STEPS)}, "feddyn": {"h": self.h}}
+        every["mimelite"] = {"m": self.m} | ({} if self.v is None else {"v": self.v})
         return every.get(method, {})
 
     def clients(self, method: str) -> dict[str, list[Array]]:
@@ -58,6 +59,28 @@ class Rivals(Reference):
         model = self.mean(end) - self.h / alpha
         self.x = self.x + self.option["server_lr"] * (model - self.x)
 
+    def mimelite(self, rows: Rows, P: Array) -> None:
+        beta1, beta2, eps = (self.option[key] for key in ("beta1", "beta2", "eps"))
+        adam = self.option["base"] == "adam"
+        if adam and self.v is None:
+            self.v = np.zeros((D, M))
+        end = {}
+        for i in rows:
+            y = self.x
+            for batch in rows[i]:
+                step = (1 - beta1) * self.grad(i, y, batch) + beta1 * self.m
+                if self.v is not None:
+                    for at in np.ndindex(D, M):
+                        v = self.v[at]
+                        step[at] = step[at] / (v**0.5 + eps) if v > 0 else 0.0
+                y = y - LR * step
+            end[i] = y
+        g = self.mean({i: self.grad(i, self.x) for i in rows})
+        self.x = self.x + self.option["server_lr"] * (self.mean(end) - self.x)
+        self.m = (1 - beta1) * g + beta1 * self.m
+        if self.v is not None:
+            self.v = np.where(self.v > 0, (1 - beta2) * g**2 + beta2 * self.v, g**2)
+
     def fedexp(self, rows: Rows, P: Array) -> None:
         change = self.plain(rows)
         sizes = self.mean({i: np.sum(delta**2) for i, delta in change.items()})
@@ -72,6 +95,15 @@ SPECS: list[Table] = [
     {"name": "fedexp", "extrapolate": True, "server_lr": 0.7},
     {"name": "fedexp"},
     {"name": "feddyn", "drift": {"alpha": 0.3}},
+    {"name": "mimelite", "base": "momentum", "beta1": 0.8, "beta2": 0.9, "eps": 0.1},
+    {
+        "name": "mimelite",
+        "base": "adam",
+        "beta1": 0.8,
+        "beta2": 0.9,
+        "eps": 0.3,
+        "server_lr": 0.7,
+    },
     {"name": "feddyn", "drift": {"alpha": 2.0}, "server_lr": 0.7},
 ]
 
@@ -84,7 +116,9 @@ def test_each_method(tmp_path: Path, spec: Table) -> None:
 @pytest.mark.parametrize("batch", ["full", 4])
 @pytest.mark.parametrize("weights", ["uniform", "examples"])
 @pytest.mark.parametrize(
-    "spec", {spec["name"]: spec for spec in reversed(SPECS)}.values(), ids=lambda spec: spec["name"]
+    "spec",
+    {spec["name"] + spec.get("base", ""): spec for spec in reversed(SPECS)}.values(),
+    ids=lambda spec: spec["name"] + spec.get("base", ""),
 )
 def test_clients_of_unequal_size(
     tmp_path: Path,

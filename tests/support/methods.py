@@ -47,6 +47,12 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"drift": {"alpha": 1.0}, "projector": GAUSSIAN, "momentum": 0.5},
         {"optimizer": ADAMW},
     ],
+    "mimelite": [
+        {},
+        {"base": "adam", "server_lr": 0.7, "eps": 0.1, "schedule": "linear"},
+    ],
+    "scaffnew": [{}, {"steps": "fixed", "schedule": "linear"}],
+    "tamuna": [{}, {"owners": 3, "schedule": "cosine"}],
     "fedexp": [{}, {"extrapolate": True, "server_lr": 0.5, "momentum": 0.5}],
     "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1, "optimizer": ADAMW}],
     "fedyogi": [{}, {"optimizer": ADAMW}],

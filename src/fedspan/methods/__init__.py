@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from fedspan.methods.fedvarp import FedVARP as FedVARP
     from fedspan.methods.fedyogi import FedYogi as FedYogi
     from fedspan.methods.ffalora import FFALoRA as FFALoRA
+    from fedspan.methods.mimelite import MimeLite as MimeLite
     from fedspan.methods.powersgd import PowerSGD as PowerSGD
     from fedspan.methods.qsparse import Qsparse as Qsparse
     from fedspan.methods.scafcom import Scafcom as Scafcom
+    from fedspan.methods.scaffnew import Scaffnew as Scaffnew
     from fedspan.methods.scaffold import Scaffold as Scaffold
     from fedspan.methods.scallion import Scallion as Scallion
     from fedspan.methods.ssf import SSF as SSF
     from fedspan.methods.subavg import SubAvg as SubAvg
+    from fedspan.methods.tamuna import Tamuna as Tamuna
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)
