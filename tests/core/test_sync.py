@@ -185,12 +185,14 @@ def test_what_a_client_keeps_besides_its_copy_of_the_model() -> None:
         "stale": (build("fedsub", projector=GAUSSIAN, variant="stale"), 2 * 3 * M),
         "compressed": (build("compressed"), 0),
         "scafcom": (build("scafcom"), 2 * D * M),
+        "scaffnew": (build("scaffnew"), D * M + 2),
+        "tamuna": (build("tamuna"), D * M + 2),
     }
     kept |= {
         name: (build(name), D * M)
-        for name in ("ef", "ef21", "qsparse", "doublesqueeze", "scallion", "powersgd")
+        for name in ("ef", "ef21", "qsparse", "doublesqueeze", "scallion", "powersgd", "fedvarp", "feddyn")
     }
-    nothing = ("fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedit", "ffalora")
+    nothing = ("mimelite", "fedexp", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedit", "ffalora")
     kept |= {name: (build(name), 0) for name in nothing}
     assert {"stale", *registry.choices("method")} == set(kept)
     for method, numbers in kept.values():

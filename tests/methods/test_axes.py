@@ -27,6 +27,7 @@ AXES: dict[str, dict[str, Any]] = {
         "none": "none",
         "proximal": "proximal",
         "controls": "controls",
+        "dynamic": {"name": "dynamic", "alpha": 1.0},
         "tested": {"name": "controls", "correction": "tested"},
         "paper": {"name": "controls", "rule": "paper"},
     },
@@ -51,10 +52,10 @@ AXES: dict[str, dict[str, Any]] = {
         "qsgd": {"name": "qsgd", "bits": 6},
     },
 }
-CONTROLS = ("controls", "tested", "paper")
+CONTROLS = ("controls", "dynamic", "tested", "paper")
 REFUSED = {
     **{("drift", drift, "uplink", uplink): "controls" for drift in CONTROLS for uplink in ("feedback", "ef21")},
-    **{("drift", drift, "uplink", "running_mean"): "running mean" for drift in ("none", "proximal")},
+    **{("drift", drift, "uplink", "running_mean"): "running mean" for drift in ("none", "proximal", "dynamic")},
     ("uplink", "ef21", "server", "fedexp"): "change of each client",
 }  # fmt: skip
 Row = dict[str, str]

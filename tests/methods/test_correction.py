@@ -208,6 +208,14 @@ def test_never_takes_the_steps_of_fedavg(own: dict[str, Any]) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
+def test_never_sends_no_controls() -> None:
+    down = {
+        name: advance(start(build("scaffold", correction=name), small()), 3).ledger.down.sum()
+        for name in ("never", "always")
+    }
+    assert 2 * down["never"] == down["always"]
+
+
 @pytest.mark.parametrize(("name", "settings"), NAMES)
 def test_it_converges_to_the_optimum_of_heterogeneous_clients(
     name: str, settings: dict[str, Any]

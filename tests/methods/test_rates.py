@@ -60,6 +60,16 @@ def test_scaffold_reaches_the_exact_optimum() -> None:
     assert errors("scaffold", 1500, 500)[-1] < 1e-10
 
 
+def test_feddyn_reaches_the_exact_optimum() -> None:
+    assert errors("feddyn", 1000, 500, drift={"alpha": 3.0})[-1] < 1e-10
+
+
+def test_fedvarp_with_few_clients_ends_where_fedavg_with_everybody_does() -> None:
+    wanted, noisy = (errors("fedavg", 500, 500, clients)[-1] for clients in (20, 5))
+    assert errors("fedvarp", 500, 500)[-1] == pytest.approx(wanted, rel=1e-6)
+    assert noisy > 1.3 * wanted
+
+
 EIGHT = {
     "batch": "full",
     "clients": 8,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-OWN_STEP = ("fedsub", "powersgd")  # boxes of their own, with `server_lr`
+OWN_STEP = ("fedsub", "powersgd", "mimelite", "tamuna", "scaffnew")  # boxes of their own, with `server_lr`
 ADAPTIVE = {"fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 FEEDBACK = ("ef", "qsparse", "doublesqueeze")
 BITS = {1: 2, 3: 3, 7: 4, 15: 5, 31: 6, 63: 7, 127: 8, 32767: 16}
@@ -66,8 +66,8 @@ def _local(name: str, take: Any) -> dict[str, Any] | None:
     momentum, optimizer, moments = take("momentum", 0.0), named(take("optimizer")), take("moments")
     kept = {} if moments in (None, "reset") else {"moments": "project"}
     rows = take("preconditioner", "none")
-    own = {key: value for key in ("beta2", "eps") if (value := take(key)) is not None}
     if rows != "none":
+        own = {key: value for key in ("beta2", "eps") if (value := take(key)) is not None}
         return {"name": "preconditioned", **own}
     if optimizer:
         return optimizer | kept

@@ -80,7 +80,7 @@ class Drift:
         """Return a client's parts after the server has received `v` of it."""
         return {}
 
-    def direction(self, server: Bundle, v: Vector, P: LinearMap) -> Vector:
+    def direction(self, server: Bundle, v: Vector, P: LinearMap, rnd: Round) -> Vector:
         """Return what a mean of `v`, or each `v`, means for x: a descent direction in the unit of `v`."""
         return v
 

@@ -169,8 +169,8 @@ def needs_unbiased(key: str, compressor: Any, n: int) -> None:
 
 
 def needs_controls(key: str, choice: Any, drift: Any) -> None:
-    """Refuse a running mean of what controls lack without controls."""
-    if not drift.controls:
+    """Refuse a running mean of what controls lack without controls that are gradients."""
+    if not (drift.controls and drift.in_gradients):
         raise SpecError(
             f"`{key}` {name_of(choice)!r} is a running mean of what controls lack; set `drift` to 'controls', or use "
             "uplink = 'feedback'"
@@ -181,7 +181,7 @@ def check_axes(drift: Any, uplink: Any, server: Any) -> None:
     """Refuse choices of a method that cannot work together."""
     if drift.controls and uplink.needs_no_controls:
         raise SpecError(
-            f"`uplink` {name_of(uplink)!r} with drift = 'controls': {uplink.needs_no_controls}"
+            f"`uplink` {name_of(uplink)!r} with drift = {name_of(drift)!r}: {uplink.needs_no_controls}"
         )
     if server.needs_each_reply and uplink.in_gradients:
         raise SpecError(

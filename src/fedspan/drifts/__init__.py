@@ -6,6 +6,7 @@ from fedspan.core.namespace import lazy
 
 if TYPE_CHECKING:
     from fedspan.drifts.controls import Controls as Controls
+    from fedspan.drifts.dynamic import Dynamic as Dynamic
     from fedspan.drifts.none import NoDrift as NoDrift
     from fedspan.drifts.proximal import Proximal as Proximal
 else:

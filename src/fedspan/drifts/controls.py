@@ -14,7 +14,7 @@ Line 5' reads the SSF paper's box literally under client sampling. It breaks c =
 as well. A robust aggregator needs it: whatever the aggregator leaves out of a round, line 5' forgets and line 5 keeps.
 With full participation and the mean both are the same. Clients may have weights w_i; then c = Σ w_i c_i.
 
-With correction = "never" local steps leave out u; lines 2 to 5 stay the same. With correction = "tested" the server
+With correction = "never" local steps leave out u; lines 2 to 5 stay the same, and P c is not sent. With correction = "tested" the server
 decides it by a test. v = P c_i − P c is what client i subtracts from its gradients. On some networks a client's
 deviation along v vanishes after its first step, and the constant correction pushes on for K − 1 steps. Clients measure
 this, and the server switches the correction of the local steps:
@@ -94,6 +94,8 @@ class Controls(Drift):
         return {"c": torch.zeros_like(x0)}
 
     def down(self, server: Bundle, P: LinearMap, rnd: Round) -> Parts:
+        if self.correction == "never":
+            return {}
         parts = {"Pc": P @ server.c}
         if self.correction == "tested":
             parts["switch"] = server.test[..., :1].to(torch.uint8)
@@ -102,6 +104,9 @@ class Controls(Drift):
     def begin(
         self, client: Bundle, down: Bundle, P: LinearMap, rnd: Round
     ) -> tuple[Vector, Vector | int, Vector]:
+        if self.correction == "never":  # u = 0, and 2 needs the client's own control alone
+            own = P @ client.c
+            return own.new_zeros(()), 0, own
         b: Vector | int = int(self.correction == "always")
         if self.correction == "tested":
             b = corrects(down.switch, rnd)
@@ -138,7 +143,7 @@ class Controls(Drift):
     def after(self, client: Bundle, v: Vector, P: LinearMap, rnd: Round) -> Parts:
         return {"c": P.T.plus(v, client.c, rnd.overwrite)}  # 3
 
-    def direction(self, server: Bundle, v: Vector, P: LinearMap) -> Vector:
+    def direction(self, server: Bundle, v: Vector, P: LinearMap, rnd: Round) -> Vector:
         along: Vector = P @ server.c + v  # 4
         return along
 

@@ -256,7 +256,7 @@ class Box(LocalSteps):
         P, drift = self.subspace(rnd), self.drift
         v = self.arrived(up, P, rnd)
         mean, own = self.uplink.mean(server, v, P, rnd)
-        w = drift.direction(server, mean, P)
+        w = drift.direction(server, mean, P, rnd)
         D, length = self.local.scales(server, P), self.rate(rnd) * self.local_steps
         if (z := up.get("z")) is not None:
             direction = -rnd.mean(z)
@@ -266,7 +266,7 @@ class Box(LocalSteps):
             direction, w = w, w if D is None else w / (length * D)
         each = direction
         if self.server.needs_each_reply:
-            each = drift.direction(server, v, P) if z is None else -z
+            each = drift.direction(server, v, P, rnd) if z is None else -z
             each = D * each if D is not None and drift.in_gradients else each
 
         move, moved = self.server.step(server, direction, P, rnd, each)  # 6

@@ -130,7 +130,7 @@ def corollary_lr(
 ) -> tuple[float, float]:
     """`lr` and `server.lr` of the safe steps for a run; SpecError for methods and settings that they do not cover."""
     rule = "lr = 'auto' is the step size of the convergence theorem, which does not cover"
-    if not isinstance(method, Box) or not method.controls:
+    if not isinstance(method, Box) or not _controlled(method):
         raise SpecError(f"{rule} {registry.name_of(method)}; use lr = 'search'")
     if found := uncovered(method, settings, sampled=clients_per_round < problem.clients):
         values = " and ".join(f"{name} {value}" for name, (value, _, _) in found.items())
@@ -166,6 +166,11 @@ def setting_of(
 def rho_of(method: Method, layout: Layout) -> float:
     """ρ of the narrowest block: the proof needs E[PᵀP] ⪰ ρI only, and wider blocks satisfy it."""
     return min(_block_rhos(method, layout), default=1.0)
+
+
+def _controlled(method: Method) -> bool:
+    """Return whether clients keep controls that are gradients."""
+    return isinstance(method, Box) and method.drift.in_gradients and bool(method.controls)
 
 
 def _space(method: Method) -> Projector | None:
@@ -227,7 +232,7 @@ def outside_theory(
     sampled = clients_per_round < problem.clients
     departures = uncovered(method, settings, sampled=sampled)
     found = [f"{name} {value}: {why}" for name, (value, _, why) in departures.items()]
-    if not method.controls:
+    if not _controlled(method):
         name = registry.name_of(method)
         found.insert(
             0,

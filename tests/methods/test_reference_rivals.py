@@ -1,0 +1,129 @@
+"""Methods with a memory of the clients at the server once more in plain NumPy, in the manner of `test_reference`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from support.reference import LR, STEPS, Array, D, M, N, Reference, Rows, compare
+
+Table = dict[str, Any]
+
+
+def nothing() -> list[Array]:
+    return [np.zeros((D, M)) for _ in range(N)]
+
+
+@dataclass
+class Rivals(Reference):
+    """Each method as its paper has it; what the package keeps elsewhere or scaled follows from that."""
+
+    table: list[Array] = field(default_factory=nothing)  # FedVARP's y_i, at the server
+
+    h: Array = field(default_factory=lambda: np.zeros((D, M)))  # FedDyn's server state
+    slope: list[Array] = field(default_factory=nothing)  # its ∇L_i
+
+    def server(self, method: str) -> dict[str, Array]:
+        mean = sum(w * y for w, y in zip(self.w, self.table, strict=True))
+        every = {"fedvarp": {"c": mean / (LR * STEPS)}, "feddyn": {"h": self.h}}
+        every["mimelite"] = {"m": self.m} | ({} if self.v is None else {"v": self.v})
+        return every.get(method, {})
+
+    def clients(self, method: str) -> dict[str, list[Array]]:
+        controls = [y / (LR * STEPS) for y in self.table]
+        return {"fedvarp": {"c": controls}, "feddyn": {"h": self.slope}}.get(method, {})
+
+    def fedvarp(self, rows: Rows, P: Array) -> None:
+        change = {i: -delta for i, delta in self.plain(rows).items()}  # Δ_i = x − y
+        v = self.mean({i: change[i] - self.table[i] for i in rows})
+        for i in range(N):
+            v = v + self.w[i] * self.table[i]
+        for i in rows:
+            self.table[i] = change[i]
+        self.x = self.x - self.option["server_lr"] * v
+
+    def feddyn(self, rows: Rows, P: Array) -> None:
+        alpha, end = self.option["drift"]["alpha"], {}
+        for i in rows:
+            y = self.x
+            for batch in rows[i]:
+                y = y - LR * (self.grad(i, y, batch) - self.slope[i] + alpha * (y - self.x))
+            end[i] = y
+        for i in rows:
+            self.slope[i] = self.slope[i] - alpha * (end[i] - self.x)
+            self.h = self.h - alpha * self.w[i] * (end[i] - self.x)  # w_i = 1/N
+        model = self.mean(end) - self.h / alpha
+        self.x = self.x + self.option["server_lr"] * (model - self.x)
+
+    def mimelite(self, rows: Rows, P: Array) -> None:
+        beta1, beta2, eps = (self.option[key] for key in ("beta1", "beta2", "eps"))
+        adam = self.option["base"] == "adam"
+        if adam and self.v is None:
+            self.v = np.zeros((D, M))
+        end = {}
+        for i in rows:
+            y = self.x
+            for batch in rows[i]:
+                step = (1 - beta1) * self.grad(i, y, batch) + beta1 * self.m
+                if self.v is not None:
+                    for at in np.ndindex(D, M):
+                        v = self.v[at]
+                        step[at] = step[at] / (v**0.5 + eps) if v > 0 else 0.0
+                y = y - LR * step
+            end[i] = y
+        g = self.mean({i: self.grad(i, self.x) for i in rows})
+        self.x = self.x + self.option["server_lr"] * (self.mean(end) - self.x)
+        self.m = (1 - beta1) * g + beta1 * self.m
+        if self.v is not None:
+            self.v = np.where(self.v > 0, (1 - beta2) * g**2 + beta2 * self.v, g**2)
+
+    def fedexp(self, rows: Rows, P: Array) -> None:
+        change = self.plain(rows)
+        sizes = self.mean({i: np.sum(delta**2) for i, delta in change.items()})
+        mean = self.mean(change)
+        step = max(1.0, float(sizes) / (2 * np.sum(mean**2)))
+        self.x = self.x + self.option["server_lr"] * step * mean
+
+
+SPECS: list[Table] = [
+    {"name": "fedvarp"},
+    {"name": "fedvarp", "server_lr": 0.7},
+    {"name": "fedexp", "extrapolate": True, "server_lr": 0.7},
+    {"name": "fedexp"},
+    {"name": "feddyn", "drift": {"alpha": 0.3}},
+    {"name": "mimelite", "base": "momentum", "beta1": 0.8, "beta2": 0.9, "eps": 0.1},
+    {
+        "name": "mimelite",
+        "base": "adam",
+        "beta1": 0.8,
+        "beta2": 0.9,
+        "eps": 0.3,
+        "server_lr": 0.7,
+    },
+    {"name": "feddyn", "drift": {"alpha": 2.0}, "server_lr": 0.7},
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: "-".join(map(str, spec.values())))
+def test_each_method(tmp_path: Path, spec: Table) -> None:
+    compare(tmp_path, spec, kind=Rivals)
+
+
+@pytest.mark.parametrize("batch", ["full", 4])
+@pytest.mark.parametrize("weights", ["uniform", "examples"])
+@pytest.mark.parametrize(
+    "spec",
+    {spec["name"] + spec.get("base", ""): spec for spec in reversed(SPECS)}.values(),
+    ids=lambda spec: spec["name"] + spec.get("base", ""),
+)
+def test_clients_of_unequal_size(
+    tmp_path: Path,
+    spec: Table,
+    weights: Literal["uniform", "examples"],
+    batch: int | Literal["full"],
+) -> None:
+    compare(tmp_path, spec, weights, batch, unequal=True, kind=Rivals)
