@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedspan.methods.fedavgm import FedAvgM as FedAvgM
     from fedspan.methods.fedit import FedIT as FedIT
     from fedspan.methods.fedprox import FedProx as FedProx
+    from fedspan.methods.fedsmu import FedSMU as FedSMU
     from fedspan.methods.fedsub import FedSub as FedSub
     from fedspan.methods.fedyogi import FedYogi as FedYogi
     from fedspan.methods.ffalora import FFALoRA as FFALoRA
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedspan.methods.scafcom import Scafcom as Scafcom
     from fedspan.methods.scaffold import Scaffold as Scaffold
     from fedspan.methods.scallion import Scallion as Scallion
+    from fedspan.methods.sparseloco import SparseLoCo as SparseLoCo
     from fedspan.methods.ssf import SSF as SSF
     from fedspan.methods.subavg import SubAvg as SubAvg
 else:
