@@ -22,7 +22,7 @@ TOPK, QSGD = {"name": "topk", "k": 0.3}, {"name": "qsgd", "bits": 3, "bucket": 5
 # One or more settings of every registered compressor; one without an entry fails the suite.
 COMPRESSORS: dict[str, list[dict[str, Any]]] = {
     "identity": [{}],
-    "topk": [{"k": 0.3}, {"k": 1}],
+    "topk": [{"k": 0.3}, {"k": 1}, {"k": 0.3, "chunk": 9}, {"k": 1, "chunk": 4}],
     "randk": [{"k": 0.3}, {"k": 0.3, "unbiased": False}, {"k": 0.8}],
     "qsgd": [
         {},
@@ -31,7 +31,7 @@ COMPRESSORS: dict[str, list[dict[str, Any]]] = {
         {"bits": 3, "unbiased": False},
     ],
     "natural": [{}, {"bits": 4}, {"bits": 2}, {"unbiased": False}],
-    "sign": [{}, {"bucket": 3}],
+    "sign": [{}, {"bucket": 3}, {"sizes": 2}, {"sizes": 2, "bucket": 3}, {"sizes": 0}],
     "cast": [{"to": "float16"}, {"to": "bfloat16"}],
     "compose": [
         {"outer": QSGD, "inner": TOPK},
@@ -181,6 +181,30 @@ def test_signs_have_the_mean_size_of_their_bucket_and_ties_fill_k() -> None:
     assert sorted(found.abs().tolist()) == [0, 0, 1, 1, 2]
 
 
+def test_sizes_of_signs() -> None:
+    """Two means, or ±1, where an entry of zero is as often one as the other."""
+    v = torch.tensor([[[1.0, -2.0, 3.0, -10.0, 0.0]]])
+    two = there_and_back(make("sign", {"sizes": 2}), v, keys(1, 1)).flatten().tolist()
+    assert two == [1.5, -1.5, 1.5, -10, 1.5]
+    drawn = there_and_back(
+        make("sign", {"sizes": 0}), v.expand(1, 2000, 5).contiguous(), keys(1, 2000)
+    )
+    assert (drawn[..., :4] == v[..., :4].sign()).all()
+    assert drawn[..., 4].abs().eq(1).all()
+    assert abs(float(drawn[..., 4].mean())) < 6 * 2000**-0.5
+
+
+def test_every_chunk_keeps_its_largest() -> None:
+    v = torch.tensor([[[9.0, 8.0, 7.0, 1.0, -2.0, 0.5, 0.1]]])
+    found = there_and_back(make("topk", {"k": 1, "chunk": 3}), v, keys(1, 1)).flatten().tolist()
+    assert found == pytest.approx([9, 0, 0, 0, -2, 0, 0.1])
+    topk = make("topk", {"k": 0.02, "chunk": 4096})
+    n = 3 * 4096 + 100
+    assert topk.kept(n) == 3 * 82 + 82  # type: ignore[attr-defined]
+    sent = topk.compress(torch.randn(1, 1, n), keys(1, 1))
+    assert sent.bytes == 4 * 82 * 4 + 4 * 82 * 12 // 8
+
+
 def test_what_a_division_by_one_plus_omega_does() -> None:
     for name, fields in (("randk", {"k": 0.3}), ("qsgd", {"bits": 3}), ("natural", {"bits": 3})):
         plain, divided = make(name, fields), make(name, fields | {"unbiased": False})
@@ -246,6 +270,8 @@ def test_k_is_a_number_or_a_share() -> None:
         ({"name": "qsgd", "bits": 1}, "bits"),
         ({"name": "qsgd", "bucket": 0}, "bucket"),
         ({"name": "sign", "bucket": 0}, "bucket"),
+        ({"name": "sign", "sizes": 3}, "sizes"),
+        ({"name": "topk", "chunk": 0}, "chunk"),
         ({"name": "natural", "bits": 1}, "bits"),
         ({"name": "natural", "bits": 9}, "from 2 to 8"),
         ({"name": "cast", "to": "int8"}, "bfloat16, float16"),

@@ -66,7 +66,7 @@ SIX_BITS = {"name": "qsgd", "bits": 6}
 # What the settings of a choice are where its defaults do not do.
 NEEDED: dict[str, dict[str, Any]] = {
     "projector": {"rank": 0.4},
-    "compressor.topk": TOPK,
+    "compressor.topk": TOPK | {"chunk": 7},
     "compressor.randk": {"k": 0.3},
     "compressor.compose": {
         "outer": SIX_BITS,
@@ -78,11 +78,13 @@ NEEDED: dict[str, dict[str, Any]] = {
     "drift.proximal": {"mu": 1.0},
     "uplink.code": {"compressor": SIX_BITS, "alpha": 0.5},
     "uplink.ef21": {"compressor": TOPK},
-    "uplink.feedback": {"compressor": TOPK},
+    "uplink.feedback": {"compressor": TOPK, "decay": 0.9},
+    "uplink.sign_momentum": {"beta1": 0.5, "beta2": 0.8},
     "uplink.running_mean": {"beta": 0.5, "compressor": SIGN},
     "server.adagrad": {"lr": 0.05, "beta1": 0.5, "tau": 0.1},
     "server.adam": {"lr": 0.05, "beta1": 0.5, "beta2": 0.8, "tau": 0.1},
     "server.yogi": {"lr": 0.05, "beta1": 0.5, "beta2": 0.8, "tau": 0.1},
+    "server.decay": {"lr": 0.05, "decay": 0.1},
     "server.fedexp": {"lr": 0.7},
     "server.mean": {"lr": 0.7},
     "server.momentum": {"beta": 0.5, "lr": 0.7},

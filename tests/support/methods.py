@@ -14,6 +14,15 @@ from support.axes import by_axis
 GAUSSIAN = {"name": "gaussian", "rank": 3}
 TOPK, RANDK = {"name": "topk", "k": 0.3}, {"name": "randk", "k": 0.3}
 QSGD = {"name": "qsgd", "levels": 7, "bucket": 10}
+TWO_BITS = {
+    "name": "feedback",
+    "decay": 0.9,
+    "compressor": {
+        "name": "compose",
+        "outer": {"name": "sign", "sizes": 2},
+        "inner": TOPK | {"chunk": 7},
+    },
+}
 ADAMW = {
     "name": "adamw",
     "eps": 1e-3,
@@ -177,6 +186,14 @@ METHODS: dict[str, list[dict[str, Any]]] = {
             "optimizer": ADAMW,
             "compressor": {"name": "compose", "outer": {"name": "natural"}, "inner": TOPK},
         },
+    ],
+    "fedsmu": [
+        {"lr": 0.1, "server": {"name": "decay", "lr": 0.05, "decay": 0.1}},
+        {"lr": 0.1, "momentum": 0.5, "uplink": {"name": "sign_momentum", "beta1": 0.5}},
+    ],
+    "sparseloco": [
+        {"optimizer": ADAMW, "uplink": TWO_BITS},
+        {"momentum": 0.5, "uplink": TWO_BITS, "server_lr": 0.7},
     ],
     "doublesqueeze": [
         {},

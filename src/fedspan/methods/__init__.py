@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedspan.methods.fedexp import FedExP as FedExP
     from fedspan.methods.fedit import FedIT as FedIT
     from fedspan.methods.fedprox import FedProx as FedProx
+    from fedspan.methods.fedsmu import FedSMU as FedSMU
     from fedspan.methods.fedsub import FedSub as FedSub
     from fedspan.methods.fedvarp import FedVARP as FedVARP
     from fedspan.methods.fedyogi import FedYogi as FedYogi
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fedspan.methods.scaffnew import Scaffnew as Scaffnew
     from fedspan.methods.scaffold import Scaffold as Scaffold
     from fedspan.methods.scallion import Scallion as Scallion
+    from fedspan.methods.sparseloco import SparseLoCo as SparseLoCo
     from fedspan.methods.ssf import SSF as SSF
     from fedspan.methods.subavg import SubAvg as SubAvg
     from fedspan.methods.tamuna import Tamuna as Tamuna

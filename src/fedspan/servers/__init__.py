@@ -7,6 +7,7 @@ from fedspan.core.namespace import lazy
 if TYPE_CHECKING:
     from fedspan.servers.adagrad import Adagrad as Adagrad
     from fedspan.servers.adam import Adam as Adam
+    from fedspan.servers.decay import Decay as Decay
     from fedspan.servers.fedexp import FedExP as FedExP
     from fedspan.servers.mean import Mean as Mean
     from fedspan.servers.momentum import Momentum as Momentum

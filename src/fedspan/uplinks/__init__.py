@@ -10,5 +10,6 @@ if TYPE_CHECKING:
     from fedspan.uplinks.feedback import Feedback as Feedback
     from fedspan.uplinks.plain import Plain as Plain
     from fedspan.uplinks.running_mean import RunningMean as RunningMean
+    from fedspan.uplinks.sign_momentum import SignMomentum as SignMomentum
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)
