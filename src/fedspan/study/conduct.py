@@ -22,8 +22,9 @@ from fedspan.engine.provenance import CHECKPOINT
 from fedspan.study import report, results
 from fedspan.study.execute import execute
 from fedspan.study.jobs import changed, fingerprint
-from fedspan.study.model import Study, committed
+from fedspan.study.model import Study, committed, plugins
 from fedspan.study.results import RUNS, STUDY, Results
+from fedspan.study.tables import published
 from fedspan.study.tuning import Runs
 
 
@@ -131,7 +132,10 @@ def reproduce(
     asked = {"scale": scale, "seeds": seeds, "jobs": jobs, "out": out.name}
     words = [[f"--{key}", str(value)] for key, value in asked.items() if value is not None]
     line = shlex.join(["fedspan", "reproduce", name, *itertools.chain(*words)])
-    return conduct(study, out, jobs=jobs, formats=report.FORMATS, line=line, console=console)
+    own = plugins(name)
+    return conduct(
+        study, out, jobs=jobs, formats=report.FORMATS, line=line, console=console, plugins=own
+    )
 
 
 def show(made: report.Report, minutes: float, files: Sequence[Path], console: Console) -> None:
@@ -151,6 +155,10 @@ def show(made: report.Report, minutes: float, files: Sequence[Path], console: Co
             lines = [[line[n] for n in (0, 1, 2, 4, 6)] for line in lines]
         lines = [[escape(cell) for cell in line] for line in lines]
         console.print(table(lines[0], lines[1:], width=console.width, title=part.title or None))
+        judged = published(part, one.entries)
+        if judged.rows:
+            lines = [[escape(cell) for cell in line] for line in judged.texts()]
+            console.print(table(judged.header, lines, width=console.width))
     for one in made.sections:
         for note in (note for entry in one.entries for note in entry.notes):
             say(note, console)

@@ -30,11 +30,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.callbacks.training_loss import TrainingLoss
@@ -47,6 +48,7 @@ from fedspan.core.errors import (
     one_of,
     shown,
 )
+from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec, read_toml, with_values
 from fedspan.engine.history import HELD_OUT, sign_of
 from fedspan.study.budget import Budget
@@ -54,6 +56,7 @@ from fedspan.study.curves import Goal, Series, Table, Tail, setting
 
 SPECS = Path(__file__).parent / "specs"
 Point = dict[str, Any]  # dotted key of a spec → value
+Distance = Literal["relative", "absolute", "decades"]
 # Okabe and Ito's colors, which color-blind readers can tell apart; without yellow, which is too faint for a line.
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#000000", "#D55E00", "#56B4E9")
 # Top-level keys of a spec that a variant may change.
@@ -81,7 +84,10 @@ class Case:
     """One repetition of a part's comparison: a row of its table."""
 
     values: Table = field(default_factory=dict)  # name → what `$name` stands for
-    published: Table = field(default_factory=dict)  # variant → number, "nan", point, [final, best]
+    published: Table = field(
+        default_factory=dict
+    )  # variant → number, "0.73 ± 0.15", "nan", point, [final, best]
+    why: Table = field(default_factory=dict)  # variant → why it differs from what was published
     target: float | None = None  # a level of the metric whose cost is shown instead of the result
     variants: list[str] | None = None  # those that take part; None: all
 
@@ -111,7 +117,8 @@ class Part:
     tail: float = 1  # last evaluations whose mean is the result; below 1: as a share of them
     budget: Budget | None = None  # None: all variants run for the base's rounds
     claims: list[list[str]] = field(default_factory=list)  # variants in a claimed order, best first
-    within: float = 0.0  # relative distance that reproduces the published; 0: not judged
+    within: float = 0.0  # distance that reproduces the published; 0: not judged
+    distance: Distance = "relative"  # what `within` is of: a share, the metric itself, or its logarithm
     tuned_in: str = ""  # "part.variant" whose chosen point every variant takes, in the same case
     figure: Table = field(default_factory=dict)  # x: axes or a grid's key; rows: those to draw
     objects: Table = field(default_factory=dict)  # settings of the base that no table can hold
@@ -129,6 +136,7 @@ class Part:
             at_most("tail", self.tail, 10**9)
         not_negative("within", self.within)
         one_of("goal", self.goal, ("max", "min"))
+        one_of("distance", self.distance, get_args(Distance))
         if not self.variants:
             raise SpecError(f"comparison {self.name!r} has no variants")
 
@@ -250,7 +258,7 @@ GRID = {"*": list}
 VARIANT = dict.fromkeys(CHANGEABLE, object) | {"label": str, "color": str, "grid": GRID}
 TYPED: dict[str, Any] = {"base": dict, "set": dict, "tune_by": str, "metric": str, "claims": list}
 TYPED |= {"tuned_in": str, "figure": dict}
-TYPED["rows"] = [{"published": dict, "variants": list, "*": object}]
+TYPED["rows"] = [{"published": dict, "why": dict, "variants": list, "*": object}]
 WORDS = {"name": str, "title": str, "about": str}
 OWN = {*WORDS, "variants", "objects"}  # are not handed down from a study to its parts
 SETTINGS: dict[str, Any] = {
@@ -267,10 +275,20 @@ def names() -> list[str]:
     return sorted(file.stem for file in SPECS.glob("*.toml"))
 
 
-def committed(name: str, scale: str | None = None, seeds: int | None = None) -> Study:
-    """The study NAME at a scale; by default at the one its file names."""
+def plugins(name: str) -> tuple[Path, ...]:
+    """The files beside the study NAME that have its own tasks and methods."""
     one_of("study", name, names())
-    return study_of({"name": name} | read_toml(SPECS / f"{name}.toml"), scale, seeds)
+    return tuple(SPECS / one for one in read_toml(SPECS / f"{name}.toml").get("plugins", ()))
+
+
+def committed(name: str, scale: str | None = None, seeds: int | None = None) -> Study:
+    """The study NAME at a scale; by default at the one its file names. What its plugins register is loaded."""
+    for path in plugins(name):
+        if path.stem not in sys.modules:
+            load_plugin(path)
+    table = {"name": name} | read_toml(SPECS / f"{name}.toml")
+    table.pop("plugins", None)
+    return study_of(table, scale, seeds)
 
 
 def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -> Study:
@@ -362,7 +380,7 @@ def _variants(tables: Table) -> dict[str, Variant]:
 def _case(table: Table) -> Case:
     if "target" in table:
         number("rows: target", table["target"])
-    own = {key: table[key] for key in ("published", "variants", "target") if key in table}
+    own = {key: table[key] for key in ("published", "why", "variants", "target") if key in table}
     return Case({key: value for key, value in table.items() if key not in own}, **own)
 
 

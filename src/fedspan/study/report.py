@@ -107,7 +107,9 @@ def of_study(results: Results) -> Report:
     study, sections = results.study, []
     for part in study.parts:
         entries = results.entries[part.name]
-        made = [tables.results(part, entries), tables.runs(part, entries)]
+        judged = tables.published(part, entries)
+        made = [tables.results(part, entries), *[judged] * bool(judged.rows)]
+        made.append(tables.runs(part, entries))
         if any(entry.tried for entry in entries):
             made.append(tables.tuning(part, entries))
         failed = [f"failed: {line}" for entry in entries for line in entry.failures]

@@ -383,17 +383,63 @@ def judge(part: Part, entry: Entry) -> tuple[bool | None, str, str]:
         return None, "", ""
     if isinstance(value, dict):
         return (entry.point == value if part.within else None), settings(value), ""
-    text = number(float(value))
+    mean, _, spread = str(value).partition("±")
+    goal, rounds = float(mean), part.rows[entry.row].target is not None
+    text = f"{goal:g} rounds" if rounds else _exact(part, goal, float(spread or "nan"))
     if not part.within:
         return None, text, ""
-    if value == "nan":
+    if math.isnan(goal):
         if ours.diverged == ours.seeds:
             return True, text, "diverges, as published"
         return False, text, f"{ours.diverged} of {ours.seeds} seeds diverged here"
     for word, count in ours.lost.items():
         return False, text, f"{word} in {count} of {ours.seeds} seeds"
-    change = ours.mean / float(value) - 1
+    if rounds and entry.reached is None:
+        return False, text, "not reached"
+    found = entry.reached[0] if rounds and entry.reached else ours.mean
+    if part.distance == "absolute":
+        apart = scale_of(part.metric) * (found - goal)
+        words = f"{apart:+.2f} points" if scale_of(part.metric) == 100 else f"{apart:+.3f}"
+        return abs(found - goal) <= part.within, text, words
+    if part.distance == "decades":
+        close = found > 0 and abs(math.log10(found / goal)) <= part.within
+        return close, text, f"× {found / goal:.2g}"
+    change = found / goal - 1
     return abs(change) <= part.within, text, f"{change * 100:+.0f} %"
+
+
+def _exact(part: Part, mean: float, spread: float) -> str:
+    """Return a published result with its own digits."""
+    if part.distance == "absolute" and math.isfinite(mean):
+        words = [f"{scale_of(part.metric) * one:.4g}" for one in (mean, spread)]
+        return words[0] if math.isnan(spread) else " ± ".join(words)
+    return shown(part.metric, Tail(mean, spread, 0, 1)) if math.isfinite(mean) else number(mean)
+
+
+def published(part: Part, entries: Sequence[Entry]) -> TextTable:
+    """Return one row per published number, with ours and the verdict in words; no rows where there are none."""
+    units = {
+        "relative": f"{100 * part.within:g} %",
+        "absolute": f"{scale_of(part.metric) * part.within:g}",
+        "decades": f"a factor of {10**part.within:.2g}",
+    }
+    if scale_of(part.metric) == 100:
+        units["absolute"] += " points"
+    rows: list[list[Text]] = []
+    for entry in entries:
+        row = part.rows[entry.row]
+        holds, text, distance = judge(part, entry)
+        if not text:
+            continue
+        ours = shown(part.metric, entry.final)
+        if row.target is not None:
+            ours = f"{entry.reached[0]:g} rounds" if entry.reached else "not reached"
+        said, why = {True: "met", False: "not met", None: "not judged"}[holds], row.why
+        if reason := why.get(entry.variant, ""):
+            said = f"{'differs' if holds is False else said}: {reason}"
+        rows.append([row.label, entry.series.label, text, ours, distance, said])
+    verdict = f"verdict (within {units[part.distance]})" if part.within else "verdict"
+    return _full(["row", "method", "published", "ours", "apart", verdict], rows)
 
 
 def score(found: Results) -> tuple[str, list[str]]:
@@ -412,9 +458,12 @@ def score(found: Results) -> tuple[str, list[str]]:
                 missed.append(f"{where}: published {published}; {distance}")
     if not counts:
         return "", []
-    close = max(part.within for part in found.study.parts)
+    parts = [part for part in found.study.parts if part.within]
+    close = f" within {100 * max(part.within for part in parts):.0f} %"
+    if any(part.distance != "relative" for part in parts):  # the tables of the parts say how close
+        close = ""
     texts = ", ".join(f"{label} {sum(each)} of {len(each)}" for label, each in counts.items())
-    line = f"Published numbers that our results reproduce within {100 * close:.0f} %: {texts}."
+    line = f"Published numbers that our results reproduce{close}: {texts}."
     return line, list(dict.fromkeys(missed))
 
 
@@ -428,6 +477,14 @@ def orders(part: Part, entries: Sequence[Entry]) -> list[str]:
         if a not in here or b not in here:
             continue
         better, worse = here[a], here[b]
+        where = f"{row.label}: " if row.label else ""
+        labels = f"{better.series.label} {'>' if part.sign > 0 else '<'} {worse.series.label}"
+        if row.target is not None:
+            labels = f"{better.series.label} before {worse.series.label}"
+            first, then = (one.reached[0] if one.reached else math.inf for one in (better, worse))
+            word = "holds" if first < then else "equal" if first == then else "reversed"
+            out.append(f"{where}{labels}: {word} ({first:g} and {then:g} rounds)")
+            continue
         gap = scale * (better.final.mean - worse.final.mean)
         spread = scale * math.hypot(better.final.spread, worse.final.spread)
         digits = ".1f" if scale == 100 else ".2f" if abs(gap) >= 0.1 else ".1e"
@@ -438,7 +495,5 @@ def orders(part: Part, entries: Sequence[Entry]) -> list[str]:
             word = "within the spread"
         else:
             word = "holds" if part.sign * gap > 0 else "reversed"
-        where = f"{row.label}: " if row.label else ""
-        labels = f"{better.series.label} {'>' if part.sign > 0 else '<'} {worse.series.label}"
         out.append(f"{where}{labels}: {word} ({gap:+{digits}}{around} {unit})")
     return out
