@@ -113,9 +113,9 @@ def test_what_no_spec_can_say_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     settings = {"rounds": 1, "progress": False, "run_dir": tmp_path / "fit"}
     fedspan.fit(model, [(x, y), (x, y)], torch.nn.MSELoss(), method=FedAvg(lr=0.1), **settings)
-    with pytest.raises(SpecError, match="no run of .* can be made again from its spec"):
+    with pytest.raises(SpecError, match=r"no run of .* can be made again from its spec"):
         verify(tmp_path)
-    with pytest.raises(SpecError, match="--verify-run.*fit"):
+    with pytest.raises(SpecError, match=r"--verify-run.*fit"):
         verify(tmp_path, "fi")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SpecError, match="holds no runs"):
