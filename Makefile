@@ -11,7 +11,7 @@ export PIP_NO_COMPILE = 1
 PIP := $(BIN)/pip install -c constraints.txt
 SYNC := $(if $(filter output-sync,$(.FEATURES)),-Otarget)
 
-.PHONY: demo demo-flower test test-slow test-matrix test-fresh check bench reproduce docs dist clean
+.PHONY: demo demo-flower test test-slow test-matrix test-fresh check bench evidence reproduce docs dist clean
 
 demo: .venv/demo
 	$(BIN)/python examples/quickstart.py
@@ -48,6 +48,10 @@ docs: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/bench.py
+
+# A slice of every committed table, run again; tables whose data are not here are named.
+evidence: .venv/demo
+	$(BIN)/python benchmarks/evidence.py
 
 reproduce: .venv/demo
 	$(BIN)/fedspan reproduce toy --seeds 3 --jobs 2 --out out/toy

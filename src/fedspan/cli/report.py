@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedspan.cli._options import command_line
+from fedspan.cli._options import Plugin, command_line, load_plugins
 
 
 def command(
@@ -35,11 +35,33 @@ def command(
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port of --live. 0: any free port.")
     ] = 8000,
-) -> None:
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Make one run again, drawn at random, and compare it with its record."
+        ),
+    ] = False,
+    verify_run: Annotated[
+        str | None, typer.Option("--verify-run", help="The same with the run of this name.")
+    ] = None,
+    plugin: Plugin = None,
+) -> int:
     """Show runs on one page, by rounds, bytes and seconds.
 
-    RUN_DIRS are run directories, or directories that contain them.
+    RUN_DIRS are run directories, or directories that contain them. With --verify the exit code is 1 if a value differs.
     """
+    load_plugins(plugin)
+    if verify or verify_run is not None:
+        from fedspan.cli._tables import say
+        from fedspan.study.report import check_places
+        from fedspan.study.verify import verify as made_again
+
+        check_places(run_dirs)
+        if len(run_dirs) > 1:
+            raise typer.BadParameter("--verify takes one directory")
+        text, same = made_again(run_dirs[0], verify_run)
+        say(text)
+        return 0 if same else 1
     if live:
         if out is not None:
             raise typer.BadParameter(
@@ -54,7 +76,7 @@ def command(
         with server, suppress(KeyboardInterrupt):  # Ctrl-C is its usual end
             typer.echo(f"http://127.0.0.1:{server.server_port}/ follows {where}; Ctrl-C ends it")
             server.serve_forever(poll_interval=0.2)
-        return
+        return 0
     from fedspan.study import report
 
     report.check_places(run_dirs)
@@ -63,3 +85,4 @@ def command(
     made = report.report(run_dirs, out or run_dirs[0], formats.split(","), metric, command_line())
     for path in made:
         typer.echo(path)
+    return 0
