@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedspan.methods.fedavg import FedAvg as FedAvg
     from fedspan.methods.fedavgm import FedAvgM as FedAvgM
     from fedspan.methods.fedit import FedIT as FedIT
+    from fedspan.methods.fednova import FedNova as FedNova
     from fedspan.methods.fedprox import FedProx as FedProx
     from fedspan.methods.fedsub import FedSub as FedSub
     from fedspan.methods.fedyogi import FedYogi as FedYogi
