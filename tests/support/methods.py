@@ -40,6 +40,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"mu": 2.0, "server_lr": 0.5, "optimizer": ADAMW},
         {"momentum": 0.5, "schedule": "step", "milestones": [0.1, 0.3], "warmup": 3},
     ],
+    "fednova": [{}, {"server_lr": 0.7, "momentum": 0.5}],
     "fedavgm": [
         {},
         {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5},

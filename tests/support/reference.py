@@ -84,18 +84,26 @@ class Reference:
             else {}
         )
 
+    def pace(self, rows: Rows) -> float:
+        """K̄: the mean number of steps of the clients of a round, by their weights."""
+        return sum(self.w[i] * len(rows[i]) for i in rows) / sum(self.w[i] for i in rows)
+
     def plain(self, rows: Rows, mu: float = 0.0) -> dict[int, Array]:
-        """y_i − x after K gradient steps on f_i(y) + (μ/2) ‖y − x‖²."""
-        delta = {}
+        """y_i − x after K_i gradient steps on f_i(y) + (μ/2) ‖y − x‖², times K̄ / K_i if normalized."""
+        delta, pace = {}, self.pace(rows)
         for i in rows:
             y = self.x
             for batch in rows[i]:
                 y = y - LR * (self.grad(i, y, batch) + mu * (y - self.x))
             delta[i] = y - self.x
+            if self.option["normalize"]:
+                delta[i] = delta[i] / len(rows[i]) * pace
         return delta
 
     def fedavg(self, rows: Rows, P: Array) -> None:
         self.x = self.x + self.option["server_lr"] * self.mean(self.plain(rows))
+
+    fednova = fedavg
 
     def fedprox(self, rows: Rows, P: Array) -> None:
         self.x = self.x + self.option["server_lr"] * self.mean(self.plain(rows, self.option["mu"]))
@@ -127,15 +135,15 @@ class Reference:
     fedadam = fedyogi = fedadagrad = adaptive
 
     def scaffold(self, rows: Rows, P: Array) -> None:
-        delta, change = {}, np.zeros((D, M))
+        delta, change, pace = {}, np.zeros((D, M)), self.pace(rows)
         for i in rows:
             y = self.x
             for batch in rows[i]:
                 y = y - LR * (self.grad(i, y, batch) - self.ci[i] + self.c)
-            two = self.ci[i] - self.c + (self.x - y) / (LR * STEPS)
+            two = self.ci[i] - self.c + (self.x - y) / (LR * len(rows[i]))
             new = two if self.option["option"] == "II" else self.grad(i, self.x)
             delta[i], change = (
-                y - self.x,
+                (y - self.x) / len(rows[i]) * pace,
                 change + self.w[i] * (new - self.ci[i]),
             )  # w_i = 1/N, not 1/S
             self.ci[i] = new
@@ -150,22 +158,23 @@ class Reference:
             for batch in rows[i]:
                 g = self.grad(i, self.x + P.T @ z, batch)
                 z, total = z - LR * (P @ g + u), total + g
-            a[i] = -z / (LR * STEPS) - P @ self.c
-            inside[i] = P @ total / STEPS  # P ḡ_i
+            a[i] = -z / (LR * len(rows[i])) - P @ self.c
+            inside[i] = P @ total / len(rows[i])  # P ḡ_i
             self.ci[i] = self.ci[i] + P.T @ a[i]
-        self.x = self.x - self.option["server_lr"] * LR * STEPS * P.T @ (P @ self.c + self.mean(a))
+        length = self.option["server_lr"] * LR * self.pace(rows)
+        self.x = self.x - length * P.T @ (P @ self.c + self.mean(a))
         if self.option["control"] == "exact":
             self.c = self.c + sum(self.w[i] for i in rows) * P.T @ self.mean(a)
         else:
             self.c = (np.eye(D) - P.T @ P) @ self.c + P.T @ self.mean(inside)
 
     def subavg(self, rows: Rows, P: Array) -> None:
-        end = {}
+        end, pace = {}, self.pace(rows)
         for i in rows:
             z = np.zeros((R, M))
             for batch in rows[i]:
                 z = z - LR * P @ self.grad(i, self.x + P.T @ z, batch)
-            end[i] = z
+            end[i] = z / len(rows[i]) * pace
         self.x = self.x + self.option["server_lr"] * P.T @ self.mean(end)
 
     def adapted(self, rows: Rows, P: Array) -> None:
@@ -232,8 +241,9 @@ def compare(
     batch: int | Literal["full"] = "full",
     unequal: bool = False,
     kind: type[Reference] = Reference,
+    steps: Sequence[int] = (STEPS,) * N,
 ) -> None:
-    """Run the package and the reference side by side."""
+    """Run the package and the reference side by side; `steps` has K_i of each client."""
     rng = np.random.default_rng(3)
     counts = COUNTS if unequal else np.full(N, MOST)
     A = rng.normal(size=(N, MOST, D)) + rng.normal(size=(N, 1, D))
@@ -245,6 +255,8 @@ def compare(
     method = tables.build("method", by_axis({"lr": LR, "local_steps": STEPS, **spec}))
     task = tables.build("task", {"name": "regression", "data": str(path / "data.npz"), "reg": REG})
     problem = task.build(SEEDS, settings(batch, weights=weights))
+    if set(steps) != {STEPS}:
+        problem.steps = np.array(steps)
     simulator = Simulator(method, problem)
     loop = Loop(method, problem, simulator, SEEDS, PER_ROUND)
 
@@ -255,6 +267,7 @@ def compare(
         "control": "exact",
         "variant": "zero_sum",
         "momentum": 0.0,
+        "normalize": True,
         **spec,
     }
     own = [[v[i, : counts[i]] for i in range(N)] for v in (A, B)]
@@ -275,18 +288,18 @@ def compare(
         if spec["name"] == "powersgd" and t == 0:
             Ps = [v.numpy().copy() for v in method.basis(loop.server, loop._round())]
         if batch != "full":
-            picks = (
-                problem.picks(Schedule(t, ids[None], ids), 0, STEPS)[0]
-                .numpy()
-                .reshape(STEPS, *ids.shape, batch)
-            )
+            parts = [
+                problem.picks(Schedule(t, ids[None], ids), part, STEPS)[0].numpy()
+                for part in range(-(-max(steps) // STEPS))
+            ]
+            picks = np.concatenate(parts).reshape(-1, *ids.shape, batch)
         with torch.inference_mode():
             loop.step()
         for run, reference in enumerate(references):
             rows: Rows = {}
             for place, i in enumerate(ids[run].tolist()):
-                full = [np.arange(counts[i])] * STEPS
-                rows[i] = full if batch == "full" else list(picks[:, run, place])
+                full = [np.arange(counts[i])] * steps[i]
+                rows[i] = full if batch == "full" else list(picks[: steps[i], run, place])
             reference.t = t
             getattr(reference, spec["name"])(rows, Ps[run])
             close(matrix(loop.server.x[run, 0]), reference.x, "x", t)

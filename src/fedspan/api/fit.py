@@ -105,7 +105,8 @@ def fit(
         method: A method such as `SSF(rank=0.2)`, or its name.
         rounds: Number of rounds.
         batch_size: Examples per local step, or "full"; 32 by default. A DataLoader keeps its own batches.
-        epochs: Local steps as passes over the mean client's examples; replaces the method's `local_steps`.
+        epochs: Local steps as passes over the mean client's examples, or over each client's own with
+            `training=Training(per_client=True)`; replaces the method's `local_steps`.
         clients_per_round: Clients that take part in a round; by default all.
         device: "auto", "cpu", or a torch device such as "cuda:0".
         seed: Decides every random draw.

@@ -17,7 +17,7 @@ from fedspan.core.errors import CheckpointError, SpecError, shown
 from fedspan.core.files import make_dir, remove
 from fedspan.core.json_log import REMEDY, check_form, read_table, write_table
 from fedspan.core.method import Method
-from fedspan.core.objective import Problem
+from fedspan.core.objective import Problem, steps_of
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
 from fedspan.engine.provenance import CHECKPOINT, LR, TRIALS, read_lr
@@ -66,6 +66,9 @@ def with_lr(
         method, problem, clients_per_round = built(spec)
         made.append(problem)
         if spec.method.lr == "auto":
+            if problem.steps is not None:  # the theory's step is for the client with most steps
+                most = int(problem.steps.max())
+                method = dataclasses.replace(method, local_steps=most)
             lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds, spec)
             found = {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
         else:
@@ -262,11 +265,17 @@ def built(spec: Spec) -> tuple[Any, Any, int]:
 def resolve(spec: Spec, problem: Problem) -> tuple[Method, int]:
     """(method, clients per round) of a spec on its problem.
 
-    `epochs` sets the local steps to so many passes over the mean client's examples. Every client takes the same
-    number, whatever its own amount: controls and averages are of K steps each.
+    `epochs` sets the local steps to so many passes over the mean client's examples, for every client. With
+    `training.per_client` each client makes them over its own, and `problem.steps` has their numbers where they differ.
     """
     method = spec.method
-    if spec.epochs is not None:
+    if spec.epochs is not None and spec.training.per_client:
+        own = steps_of(spec.epochs, [problem.batches_of(i) for i in range(problem.clients)])
+        problem.steps = own
+        if own.min() == own.max():
+            problem.steps = None
+            method = dataclasses.replace(method, local_steps=int(own[0]))  # type: ignore[type-var]
+    elif spec.epochs is not None:
         steps = max(1, round(spec.epochs * problem.steps_per_epoch))
         method = dataclasses.replace(method, local_steps=steps)  # type: ignore[type-var]
     return method, spec.clients_per_round or problem.clients

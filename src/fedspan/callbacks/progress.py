@@ -47,7 +47,10 @@ class Progress(Callback):
         lr = f"{method.lr:.3g}" if isinstance(method.lr, float | int) else str(method.lr)
         found = "" if self.lr_rule is None else f" ({self.lr_rule})"
         clients = f"{run.clients_per_round} of {run.problem.clients} clients per round"
-        line = f"{name}: {clients}, {weights}, {method.local_steps} local steps, lr {lr}{found}"
+        steps = str(method.local_steps)
+        if (own := run.problem.steps) is not None:
+            steps = f"{own.min()} to {own.max()}"
+        line = f"{name}: {clients}, {weights}, {steps} local steps, lr {lr}{found}"
         sizes = projected_values(method, run.problem.layout)
         if sizes is not None:
             projected, sent, parameters = sizes

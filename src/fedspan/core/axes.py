@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
+
 from fedspan.core.bundle import Bundle, Ranges
 from fedspan.core.compressor import Compressor
 from fedspan.core.errors import positive
@@ -71,9 +73,13 @@ class Drift:
         return direction
 
     def reply(
-        self, work: Any, came: Vector, watched: Direction, client: Bundle, P: LinearMap, steps: int
+        self, work: Any, came: Vector, watched: Direction, client: Bundle, P: LinearMap,
+        steps: int | torch.Tensor,
     ) -> Parts:
-        """Return the parts of a reply; `v` is sent by the uplink. `came` is −z, or the mean gradient."""
+        """Return the parts of a reply; `v` is sent by the uplink. `came` is −z, or the mean gradient.
+
+        `steps` is their number, or that of each client, (runs, clients, 1).
+        """
         return {"v": came}
 
     def after(self, client: Bundle, v: Vector, P: LinearMap, rnd: Round) -> Parts:
@@ -142,6 +148,7 @@ class Optimizer(ABC):
         held: Vector | None = None,
         shift: Vector | None = None,
         average: bool = False,
+        own: torch.Tensor | None = None,
     ) -> tuple[Vector, Vector, Any]:
         """Return end point, memory and, if asked for, the mean direction of some steps.
 
@@ -149,18 +156,26 @@ class Optimizer(ABC):
             start: The point from which the steps are taken, which all clients of a cohort may share.
             direction: What a step follows; see `Direction`.
             lr: The step size.
-            steps: The number of steps.
+            steps: The number of steps, or the largest one of `own`.
             origin: What `start` is relative to, for weight decay.
             held: The memory at the start; zeros by default.
             shift: What is added to the point after every step; it does not enter the memory.
             average: Whether the mean direction is needed. After plain steps the end point shows it.
+            own: The number of steps of each client, (runs, clients, 1), where they differ.
         """
         steps_itself = self.plain and shift is None and not average
         if steps_itself and getattr(direction, "takes_steps", False):
-            end = direction.descend(start, lr, steps)
+            if own is None:
+                end = direction.descend(start, lr, steps)
+                return end, end[..., :0], None
+            y, end, done = start, start, 0
+            for until in sorted({*map(int, own.flatten().tolist())}):
+                y = direction.descend(y, lr, until - done)
+                end, done = y if done == 0 else torch.where(own < until, end, y), until
             return end, end[..., :0], None
         in_place = getattr(direction, "in_place", None)
         total: Any = 0
+        least = steps if own is None else int(own.min())
         with contextlib.nullcontext(start) if in_place is None else in_place(start) as y:
             for number in range(steps):
                 g = direction(y)
@@ -168,15 +183,21 @@ class Optimizer(ABC):
                     y = start.expand_as(g).clone() if in_place is None else y
                     size = *g.shape[:-1], self.size(g.shape[-1])
                     memory = g.new_zeros(size) if held is None else held.clone()
+                # whose steps are not over
+                on = None if own is None or number < least else own > number
+                before = () if on is None else (y.clone(), memory.clone())
                 if average:
-                    total = total + g
+                    total = total + (g if on is None else torch.where(on, g, 0.0))
                 self.step(y, g, memory, lr, origin)
                 if shift is not None:
                     y.add_(shift)
+                if on is not None:
+                    for now, last in zip((y, memory), before, strict=True):
+                        now.copy_(torch.where(on, now, last))
                 if number < steps - 1:
                     del g  # not to be held during the next gradient
             # nothing else needs the gradient's memory now
-            return y if in_place is None else g.copy_(y), memory, total / steps
+            return y if in_place is None else g.copy_(y), memory, total / (steps if own is None else own)
 
 
 class Uplink:

@@ -54,6 +54,8 @@ class Training:
             `"balanced"`, n / (K n_k) for the n_k of the n training examples of all clients that are of class k of K.
             The loss is then the weighted mean over a batch.
         pos_weight: For yes or no: the factor of the loss of examples that are yes, as in torch's `BCEWithLogitsLoss`.
+        per_client: Whether `epochs` are passes over each client's own examples, so that clients with more examples take
+            more local steps. By default all take as many as the mean client.
     """
 
     weight_decay: float = 0.0
@@ -61,6 +63,7 @@ class Training:
     augment: str | Augment | None = None
     class_weights: str | Mapping[str, float] | None = None
     pos_weight: float | None = None
+    per_client: bool = False
 
     def __post_init__(self) -> None:
         not_negative("weight_decay", self.weight_decay)

@@ -39,6 +39,12 @@ def term(plus: Vector | Direction, y: Vector) -> Vector:
     return plus if isinstance(plus, torch.Tensor) else plus(y)
 
 
+def steps_of(epochs: float, batches: Sequence[float]) -> npt.NDArray[np.int64]:
+    """K_i of clients that make so many passes over their own mini-batches."""
+    passes = epochs * np.array(batches, np.float64)
+    return np.ceil(passes - 1e-9).clip(1).astype(np.int64)  # 0.7 · 10 is a little above 7
+
+
 class Objective(ABC):
     """The losses f_i of the clients in a cohort. Each gradient is on a new mini-batch."""
 
@@ -93,6 +99,7 @@ class Problem(ABC):
     names: Sequence[str] | None = None  # of the clients; None: they have numbers alone
     weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
+    steps: npt.NDArray[np.int64] | None = None  # (N,): K_i, where each client has its own
     cohort_mode: Literal["batched", "per_client"] = "batched"  # all clients at once or not
     buffers0: Vector | None = None  # (runs, 1, n): averaged besides x: running statistics
     usage: Mapping[str, Any] = MappingProxyType({})  # how a trained model is used, as plain values
@@ -121,6 +128,12 @@ class Problem(ABC):
         """The number of training examples of a client whose data is on this machine."""
         raise SpecError(
             "this task cannot tell a client's number of examples; set `participation.weights` to 'uniform'"
+        )
+
+    def batches_of(self, client: int) -> float:
+        """Mini-batches in one pass over the examples of a client whose data is on this machine."""
+        raise SpecError(
+            "this task cannot tell a client's mini-batches; leave out `training.per_client`"
         )
 
     @abstractmethod

@@ -58,13 +58,25 @@ def refused(
         looks.append(("`eval_clients_every`", "leave it out"))
     watching = [one for one in (*spec.callbacks, *callbacks) if one.needs_all_clients]
     looks += [(f"callback {type(one).__name__}", "leave it out") for one in watching]
-    if server is not None and spec.epochs is not None:
+    if server is not None and spec.epochs is not None and not spec.training.per_client:
         looks.append(("`epochs`", "set method.local_steps"))
     for what, remedy in looks:
         if spec.dp is not None:
             yield f"{what} looks at the clients' data without noise; with `privacy` {remedy}"
         if server is not None:
             yield f"{what} needs all clients' data, which a server does not have; {remedy}"
+
+    # unequal local work
+    if spec.training.per_client and not method.own_steps:
+        yield (
+            f"`training.per_client` is not for {name}, whose replies are of K steps each; leave it out, or use a method "
+            "such as fedavg, scaffold or ssf"
+        )
+    if spec.training.per_client and spec.dp is not None:
+        yield (
+            "`training.per_client` lets a client's number of examples decide its steps, which have no noise; with "
+            "`privacy` leave it out"
+        )
 
     # the mean of the replies, and who sees each of them
     if noise and spec.participation.weights != "uniform":
@@ -177,11 +189,16 @@ def needs_controls(key: str, choice: Any, drift: Any) -> None:
         )
 
 
-def check_axes(drift: Any, uplink: Any, server: Any) -> None:
+def check_axes(drift: Any, uplink: Any, server: Any, normalize: bool) -> None:
     """Refuse choices of a method that cannot work together."""
     if drift.controls and uplink.needs_no_controls:
         raise SpecError(
             f"`uplink` {name_of(uplink)!r} with drift = {name_of(drift)!r}: {uplink.needs_no_controls}"
+        )
+    if not normalize and (drift.in_gradients or uplink.in_gradients):
+        raise SpecError(
+            "`normalize` = false is for methods whose clients send the end of their steps; with these settings they send "
+            "a mean gradient, which does not grow with the number of steps; leave it out"
         )
     if server.needs_each_reply and uplink.in_gradients:
         raise SpecError(

@@ -56,6 +56,7 @@ class Round:
     known_start: bool = False  # whether clients have the initial x: new ones need changes only
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
     overwrite: bool = False  # whether a new state, not x, may take the old one's place
+    steps: torch.Tensor | None = None  # (runs, S, 1): K_i, where each client has its own
     privacy: Terms | None = None  # what clients do to their replies
     robust: bool = False  # whether an aggregator takes the place of the mean of the replies
     q: float | None = None  # with privacy: the probability to take part, which then counts
@@ -71,6 +72,16 @@ class Round:
         if self.weights is None or self.unbiased:
             return float(self.ids.shape[1] / self.clients)
         return self.weights.sum(1, keepdim=True)
+
+    @property
+    def pace(self) -> torch.Tensor | float:
+        """K̄ / K: the mean number of steps of the round's clients, by their weights, over `local_steps`."""
+        if self.steps is None:
+            return 1.0
+        more = self.steps / self.local_steps - 1  # exactly 0 where all take K steps
+        if self.weights is None:
+            return 1 + more.mean(1, keepdim=True)
+        return 1 + (self.weights * more).sum(1, keepdim=True) / self.weights.sum(1, keepdim=True)
 
     @property
     def oldest(self) -> int:
@@ -128,6 +139,8 @@ class Round:
 
     def subset(self, arrived: npt.NDArray[np.int64]) -> Round:
         """The round with some places of the cohort only, the same in every run: those that replied."""
-        weights = None if self.weights is None else self.weights[:, arrived]
+        weights, steps = (v if v is None else v[:, arrived] for v in (self.weights, self.steps))
         ids, last = self.ids.take(arrived, 1), self.last_round.take(arrived, 1)  # in memory's order
-        return replace(self, ids=ids, last_round=last, weights=weights, schedule=None)
+        return replace(
+            self, ids=ids, last_round=last, weights=weights, steps=steps, schedule=None
+        )

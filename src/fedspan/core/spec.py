@@ -53,7 +53,8 @@ class Spec(Settings):
         method: The federated method.
         task: What is trained on.
         batch_size: Examples per local step, or "full".
-        epochs: Local steps as passes over the mean client's examples; replaces `method.local_steps`.
+        epochs: Local steps as passes over the mean client's examples, or over each client's own with
+            `training.per_client`; replaces `method.local_steps`.
         clients_per_round: Clients that take part in a round. None takes all.
         seed: Decides every random draw.
         device: Where local steps run: "auto", "cpu" or a torch device.
@@ -95,6 +96,10 @@ class Spec(Settings):
         if self.epochs is not None:
             positive("epochs", self.epochs)
             at_most("epochs", math.ceil(self.epochs), 10**6)
+        elif self.training.per_client:
+            raise SpecError(
+                "`training.per_client` is for `epochs`: passes over each client's own examples; set `epochs`"
+            )
         at_least("seed", self.seed, 0)
         if self.seed >= 2**64:
             raise SpecError(f"`seed` must be below 2**64, got {shown(self.seed)}")

@@ -58,7 +58,10 @@ class Task(ABC):
     def describe(self, client: int, seeds: tuple[int, ...], settings: Settings) -> dict[str, Any]:
         """What a client says of its own data before round 0: how many examples there are for training."""
         problem = self.client_problem(client, seeds, settings)
-        return {"examples": problem.examples(client)}
+        found: dict[str, Any] = {"examples": problem.examples(client)}
+        if settings.training.per_client:
+            found["batches"] = problem.batches_of(client)
+        return found
 
     def sums(self, client: int, seed: int, schema: Mapping[str, Any], about: bool) -> list[float]:
         """A client's counts and sums of the numbers in its tables, or those of squares about the means of a schema."""

@@ -125,7 +125,8 @@ class Controls(Drift):
         return direction if off else First(direction, u)
 
     def reply(
-        self, work: Any, came: Vector, watched: Direction, client: Bundle, P: LinearMap, steps: int
+        self, work: Any, came: Vector, watched: Direction, client: Bundle, P: LinearMap,
+        steps: int | torch.Tensor,
     ) -> Parts:
         u, b, Pc = work
         a = came - Pc  # 2
@@ -186,6 +187,9 @@ class First:
 
     def descend(self, start: Vector, lr: float, steps: int) -> Vector:
         """Take the first step alone: its length shows the first value."""
+        if self.along.numel():
+            rest: Vector = self.direction.descend(start, lr, steps)
+            return rest
         y: Vector = self.direction.descend(start, lr, 1)
         self.along = (self.u * (start - y)).sum(-1, keepdim=True) / lr
         return self.direction.descend(y, lr, steps - 1) if steps > 1 else y
@@ -202,14 +206,18 @@ def corrects(switch: torch.Tensor, rnd: Round) -> Vector | int:
 
 
 def measured(
-    u: Vector, Pc: Vector, b: Vector | int, a: Vector, watched: Direction, steps: int
+    u: Vector, Pc: Vector, b: Vector | int, a: Vector, watched: Direction,
+    steps: int | torch.Tensor,
 ) -> Vector:
     """Return (n_i, d_i) of a cohort, from u = −v, a_i = P ḡ_i − P c_i and the watched direction, P g_i − b v."""
     if not isinstance(watched, First):
         return u.new_zeros(*u.shape[:-1], 2)
     size, along_Pc = ((u * part).sum(-1, keepdim=True) for part in (u, Pc))
     along = (u * a).sum(-1, keepdim=True) + along_Pc - (1 - b) * size  # ⟨u, P ḡ − b v⟩
-    if steps > 1:
+    if isinstance(steps, torch.Tensor):
+        later = (steps * along - watched.along) / (steps - 1).clamp(min=1)
+        along = torch.where(steps > 1, later, along)
+    elif steps > 1:
         along = (steps * along - watched.along) / (steps - 1)  # 6: ⟨u, h − b v⟩
     n = b * size + along_Pc - along
     filled: torch.Tensor = torch.linalg.vector_norm(u - Pc, dim=-1, keepdim=True) > 0  # P c_i ≠ 0

@@ -269,6 +269,10 @@ class Loop:
         if self.problem.weights is not None:
             shares = torch.from_numpy(self.problem.weights[ids]).unsqueeze(-1)
             weights = shares.to(self.problem.layout.dtype)
+        steps = None
+        if self.problem.steps is not None:
+            own = torch.from_numpy(self.problem.steps[ids]).unsqueeze(-1)
+            steps = own.to(self.problem.layout.dtype)
         return Round(
             t=self.t,
             seeds=self.seeds,
@@ -280,6 +284,7 @@ class Loop:
             unbiased=self.unbiased and not self.method.follows_states,
             everyone=self.last_round,
             local_steps=self.method.local_steps,
+            steps=steps,
             schedule=schedule,
             known_start=self.known_start,
             rounds=self.rounds,

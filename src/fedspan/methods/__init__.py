@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedspan.methods.feddyn import FedDyn as FedDyn
     from fedspan.methods.fedexp import FedExP as FedExP
     from fedspan.methods.fedit import FedIT as FedIT
+    from fedspan.methods.fednova import FedNova as FedNova
     from fedspan.methods.fedprox import FedProx as FedProx
     from fedspan.methods.fedsmu import FedSMU as FedSMU
     from fedspan.methods.fedsub import FedSub as FedSub

@@ -61,6 +61,9 @@ class Box(LocalSteps):
         uplink: How a client's vector is sent: a compressor, or one with a memory such as `Feedback(TopK(k=0.1))`.
         server: What the server makes of the mean, such as `Momentum(0.5)`.
         downlink: How x is sent: `FullModel()`, `Changes()`, or a compressor for compressed changes.
+        normalize: Where clients take different numbers of steps K_i, divides what the steps of client i came to by
+            K_i; x moves by the mean of that times the mean of K_i (FedNova, arXiv:2007.07481). If false, x moves by the
+            mean as it is, and a client counts by w_i K_i.
     """
 
     space: Projector = Identity()  # where x moves in a round
@@ -68,11 +71,13 @@ class Box(LocalSteps):
     uplink: Uplink = Plain()  # how a client's vector is sent
     server: Server = Mean()  # what the server makes of the mean
     downlink: Downlink = FullModel()  # how x is sent
+    normalize: bool = True  # whether x moves by the mean direction of a step, times K̄ η_l
     keeps_local = True
+    own_steps = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_axes(self.drift, self.uplink, self.server)
+        check_axes(self.drift, self.uplink, self.server, self.normalize)
 
     # what others must know of the choices
 
@@ -210,11 +215,17 @@ class Box(LocalSteps):
 
         in_gradients = self.drift.in_gradients or self.uplink.in_gradients
         average = self.drift.in_gradients and not self.local.plain
+        steps, own = self.local_steps, rnd.steps
+        if own is not None:  # K_i
+            steps = int(own.max())
+        several = own if own is not None and own.numel() > 1 else None
         z, memory, mean = self.local.descend(
-            start, direction, lr, self.local_steps, origin, held, average=average
+            start, direction, lr, steps, origin, held, average=average, own=several
         )  # 3
         if P.whole:
             z.sub_(x)
+        if own is not None and self.normalize:  # as if all took K steps
+            z.mul_(self.local_steps / own)
         if average:
             came = mean
         elif in_gradients:
@@ -222,13 +233,14 @@ class Box(LocalSteps):
             came = came if D is None else came / D
         else:
             came = z.neg_()
-        parts = self.drift.reply(work, came, watched, client, P, self.local_steps)
-        v, own = self.uplink.send(parts["v"], client, P)  # 4
+        made = steps if several is None else several
+        parts = self.drift.reply(work, came, watched, client, P, made)
+        v, kept = self.uplink.send(parts["v"], client, P)  # 4
         code = self.uplink.compressor
         parts["v"] = v if code is None else code.compress(v, code.keys(rnd))
         if average:
             parts["z"] = z
-        return Bundle(**parts), client.replace(**own, moments=None if held is None else memory)
+        return Bundle(**parts), client.replace(**kept, moments=None if held is None else memory)
 
     def _carried(self, held: Vector, P: LinearMap, rnd: Round) -> Vector:
         """Return a cohort's moments inside P."""
@@ -257,17 +269,22 @@ class Box(LocalSteps):
         v = self.arrived(up, P, rnd)
         mean, own = self.uplink.mean(server, v, P, rnd)
         w = drift.direction(server, mean, P, rnd)
-        D, length = self.local.scales(server, P), self.rate(rnd) * self.local_steps
+        D, pace = self.local.scales(server, P), rnd.pace  # K̄ / K
+        length: Any = self.rate(rnd) * self.local_steps
+        length = length if self.normalize else length * pace
         if (z := up.get("z")) is not None:
             direction = -rnd.mean(z)
         elif drift.in_gradients or self.uplink.in_gradients:
             direction = length * (w if D is None else D * w)
         else:
             direction, w = w, w if D is None else w / (length * D)
+        if rnd.steps is not None and self.normalize:
+            direction = pace * direction
         each = direction
         if self.server.needs_each_reply:
             each = drift.direction(server, v, P, rnd) if z is None else -z
             each = D * each if D is not None and drift.in_gradients else each
+            each = pace * each if rnd.steps is not None and self.normalize else each
 
         move, moved = self.server.step(server, direction, P, rnd, each)  # 6
         sent, log = self.downlink.send(server, move, P, rnd)

@@ -219,7 +219,8 @@ class TorchObjective(Objective):
     def _draw(self) -> Iterator[Batch]:
         """Mini-batches, decided by (seed, round, client) alone; see `nn.batches` for those of a DataLoader."""
         problem, rnd = self.problem, self.rnd
-        source, first = problem.client_data[self.client], rnd.t * rnd.local_steps
+        each = rnd.local_steps if rnd.steps is None else int(rnd.steps)  # K_i
+        source, first = problem.client_data[self.client], rnd.t * each
         drawn = batches(source, problem.batch_size, functools.partial(self._key, "examples"), first)
         for number, (data, index) in enumerate(drawn):
             draws = not isinstance(data, Tensors)  # a Dataset may, such as random crops

@@ -133,6 +133,12 @@ class TorchProblem(Problem):
         known = getattr(self.client_data, "sizes", None)
         return len(self.client_data[client]) if known is None else int(known[client])
 
+    def batches_of(self, client: int) -> float:
+        """Mini-batches in one pass over a client's examples."""
+        if getattr(self.client_data, "sizes", None) is not None:
+            return self.examples(client) / self.batch_size
+        return steps_per_epoch(self.client_data[client], self.batch_size)
+
     @functools.cached_property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
         """Mini-batches in one pass over the mean client's examples."""

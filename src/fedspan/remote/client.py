@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedspan.core import checkpoint, wire
 from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError, one_line
@@ -240,14 +241,19 @@ class RemoteClient:
 
     def _round(self, t: int) -> Round:
         """A round of this client alone, as one that never took part."""
+        layout, steps = self.problem.layout, None
+        if self.problem.steps is not None:
+            own = float(self.problem.steps[self.client])
+            steps = torch.full((1, 1, 1), own, dtype=layout.dtype)
         return Round(
             t=t,
             seeds=(self.seed,),
             clients=self.problem.clients,
-            layout=self.problem.layout,
+            layout=layout,
             ids=np.array([[self.client]]),
             last_round=np.array([[-1]]),
             local_steps=self.method.local_steps,
+            steps=steps,
             known_start=self.known_start,
             rounds=self.rounds,
             privacy=self.privacy,

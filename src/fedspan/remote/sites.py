@@ -105,6 +105,8 @@ def gather(
     first = every(DESCRIBE, {})
     agreed: dict[str, Any] = {"examples": [one["examples"] for one in first]}
     if asked is None:
+        if all("batches" in one for one in first):
+            agreed["batches"] = [one["batches"] for one in first]
         return agreed
     schema = agree(
         {client_name(i, names): one["facts"] for i, one in enumerate(first)},
@@ -138,6 +140,8 @@ def _checked(question: str, value: Any, tables: bool) -> Any:
     else:
         good = isinstance(value, dict) and type(value.get("examples")) is int
         good = good and 0 < value["examples"] < 1 << 53
+        if good and "batches" in value:
+            good = type(value["batches"]) is float and 0 < value["batches"] <= value["examples"]
         if good and tables:
             facts, classes, others = (value.get(key) for key in ("facts", "classes", "others"))
             good = isinstance(facts, dict) and all(map(_is_fact, facts.values()))

@@ -66,7 +66,8 @@ class Regression(Task):
 
     def build(self, seeds: tuple[int, ...], settings: Settings) -> RegressionProblem:
         """Loads or makes A and B, one set per run, and solves for X*."""
-        refused = {"metrics": (), "training": Training(), "projection": Projection()}
+        training = Training(per_client=settings.training.per_client)
+        refused = {"metrics": (), "training": training, "projection": Projection()}
         for name, default in refused.items():
             if getattr(settings, name) != default:
                 raise SpecError(
@@ -166,6 +167,10 @@ class RegressionProblem(Problem):
     def examples(self, client: int) -> int:
         """n_i."""
         return int(self.counts[client])
+
+    def batches_of(self, client: int) -> float:
+        """n_i / |batch|."""
+        return 1.0 if self.batch == "full" else self.examples(client) / self.batch
 
     def picks(self, rounds: Schedule, part: int, steps: int) -> Tensor:
         """Row numbers of mini-batches, (rounds, steps, runs · S, batch), decided by (seed, round, client, step)."""

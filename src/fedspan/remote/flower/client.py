@@ -17,7 +17,7 @@ from fedspan.core.config import Participation
 from fedspan.core.digest import digest, digest_of_arrays
 from fedspan.core.errors import FedspanError, ProtocolError, SpecError, one_line
 from fedspan.core.files import write_atomic
-from fedspan.core.objective import Problem
+from fedspan.core.objective import Problem, steps_of
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Terms
 from fedspan.core.spec import Spec, read_toml, with_changes
@@ -144,9 +144,12 @@ def _prepare(
         return changed, None
     seeds, known = (changed.seed,), json.loads(agreed) if agreed else None
     with torch.inference_mode(False):
-        if changed.task.of_sites is None:
-            return changed, changed.task.client_problem(client, seeds, changed)
-        return changed, changed.task.client_problem(client, seeds, changed, known)
+        more = () if changed.task.of_sites is None else (known,)
+        problem = changed.task.client_problem(client, seeds, changed, *more)
+    if changed.epochs is not None and changed.training.per_client:
+        own = steps_of(changed.epochs, [problem.batches_of(client)])
+        problem.steps = own.repeat(problem.clients)  # of the others nothing is known here
+    return changed, problem
 
 
 def _about_data(spec: Spec, client: int, message: RoundMessage) -> RoundMessage:

@@ -20,6 +20,7 @@ from fedspan.core.digest import digest
 from fedspan.core.errors import SpecError, client_name, one_line
 from fedspan.core.json_log import read_table, write_table
 from fedspan.core.method import DETAILS
+from fedspan.core.objective import steps_of
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.per_client import Recorder
@@ -37,6 +38,7 @@ from fedspan.replies.chain import Chain, Event
 
 log = logging.getLogger("flwr")
 AGREED_FILE = "agreed.json"  # what the clients agreed on before round 0
+UNEVEN = 100  # times the median number of local steps above which nobody is believed
 GRACE = 2.0  # seconds more for clients that were silent when last asked
 REPLY_POLL = 0.1  # seconds between two looks for replies
 NODE_POLL = 0.5  # seconds between two looks for clients that are not connected yet
@@ -286,7 +288,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         problem is None or isinstance(problem, TorchProblem)
     )
     agreed: dict[str, Any] = {}
-    if weighted or asked is not None:
+    if weighted or asked is not None or spec.training.per_client:
         kept = run_dir / AGREED_FILE
         if config.resume and kept.exists():
             agreed = read_table(kept, {"examples": list[int]})
@@ -305,6 +307,16 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         problem = spec.task.server_problem((spec.seed,), spec, agreed)
     if weighted:
         problem.weights = spec.participation.shares(np.array(agreed["examples"], np.float64))
+    if spec.epochs is not None and spec.training.per_client:
+        few = np.array(agreed["examples"]) / spec.examples_per_batch
+        problem.steps = steps_of(spec.epochs, agreed.get("batches", few))
+        most = int(problem.steps.argmax())
+        if problem.steps[most] > UNEVEN * np.median(problem.steps):
+            raise SpecError(
+                f"{client_name(most, channel.names)} would take {problem.steps[most]:,} local steps, over {UNEVEN} times "
+                "the median: its number of examples, by which all clients' steps are scaled, may be wrong; check it, or "
+                "leave out `training.per_client`"
+            )
     names = channel.names
     if len(set(names)) < count:
         raise SpecError(f"two nodes have the same client-id, among {', '.join(sorted(names)[:8])}")
