@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fedspan.core.errors import FedspanError as FedspanError
     from fedspan.core.errors import SpecError as SpecError
     from fedspan.core.errors import Terminated as Terminated
+    from fedspan.core.federation import Federation as Federation
     from fedspan.core.layout import Block as Block
     from fedspan.core.layout import Layout as Layout
     from fedspan.core.layout import Vector as Vector

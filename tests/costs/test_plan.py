@@ -81,6 +81,27 @@ def test_a_plan_is_what_the_run_then_costs() -> None:
         assert row.memory is None  # not a network
 
 
+@pytest.mark.parametrize("preset", ["datacenter", "hospitals", "phones"])
+@pytest.mark.parametrize("epochs", [{}, {"epochs": 3.0}])
+def test_planned_hours_are_those_of_the_run(preset: str, epochs: dict[str, float]) -> None:
+    spec = Spec.from_table(TABLE | {"federation": {"preset": preset}} | epochs)
+    for name in ("ssf", "fedavg"):
+        method = tables.build("method", sibling(spec, name, 0.1))
+        done = fedspan.run(dataclasses.replace(spec, method=method), progress=False)
+        hours = plan(spec, [name])[name].cost.hours
+        assert hours == pytest.approx(done.history[-1]["hours"], rel=1e-9)
+    long = dataclasses.replace(spec, method=method, rounds=400, eval_every=400)
+    hours = fedspan.run(long, progress=False).history[-1]["hours"]
+    assert plan(long, ["fedavg"])["fedavg"].cost.hours == pytest.approx(hours, rel=0.05)
+
+
+def test_the_command_prints_hours(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(Spec.from_table(TABLE | {"federation": {"latency": 3600.0}}).toml())
+    done = CliRunner().invoke(app, ["plan", str(path), "--methods", "fedavg"])
+    assert re.search(r"fedavg +1 +30\b", done.stdout), done.stdout
+
+
 @pytest.mark.usefixtures("without_numbers")
 @pytest.mark.parametrize(("name", "settings"), every_method())
 def test_traffic_without_numbers_is_that_of_real_messages(

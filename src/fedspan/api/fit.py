@@ -18,6 +18,7 @@ from fedspan.core import registry, tables
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Participation, Projection, Training
 from fedspan.core.errors import SpecError, at_least, did_you_mean, shown
+from fedspan.core.federation import Federation
 from fedspan.core.method import Method
 from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec
@@ -29,7 +30,7 @@ from fedspan.tasks.custom import Custom
 
 CONFIGS: dict[str, type] = {
     "training": Training, "participation": Participation, "projection": Projection, "engine": Engine,
-    "privacy": Privacy,
+    "privacy": Privacy, "federation": Federation,
 }  # fmt: skip
 NOT_NONE = ("method", "rounds", "metrics", "callbacks")
 
@@ -84,6 +85,7 @@ def fit(
     projection: Projection | None = None,
     engine: Engine | None = None,
     privacy: Privacy | None = None,
+    federation: Federation | None = None,
     callbacks: Sequence[Callback | str] | Callback | str = (),
     run_dir: Path | str | None = None,
     resume: bool = False,
@@ -126,6 +128,8 @@ def fit(
         engine: How the run is computed: processes, states on disk, recomputation.
         privacy: Differential privacy, `Privacy(epsilon=8, delta=1e-5, clip=1.0)`, or secure aggregation,
             `Privacy(secure=True)`, or both. None trains without.
+        federation: The clients' links and devices, such as `Federation(preset="hospitals")`, by which every row of the
+            history has `hours`. None counts no hours.
         callbacks: What follows the run, such as `EarlyStopping("accuracy")` or its name.
         run_dir: A directory for history, checkpoints and the model. None writes nothing.
         resume: Continue the run in `run_dir`, also a finished one to more rounds, and with another `lr`.

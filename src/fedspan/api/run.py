@@ -36,6 +36,7 @@ from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec
 from fedspan.core.terminal import report
 from fedspan.engine import history
+from fedspan.engine.clock import Clock
 from fedspan.engine.loop import Loop
 from fedspan.engine.per_client import PerClient, Recorder
 from fedspan.engine.provenance import (
@@ -122,7 +123,8 @@ def run(
         rule = None if found is None else found["rule"]
         bar = [Progress(rounds=spec.rounds, lr_rule=rule)] if progress else []
         every = [*spec.callbacks, *more, *bar]
-        together = seeds == 1 or (spec.task.several_seeds and spec.dp is None)
+        alone = spec.dp is not None or spec.federation is not None  # secret coins, or one clock
+        together = seeds == 1 or (spec.task.several_seeds and not alone)
         result = (_run if together else _one_by_one)(spec, out, of_runs, every, made, resume=resume)
     result.lr_search = found
     return result
@@ -224,7 +226,10 @@ def _run(
     if problem is None or problem.seeds != of_runs:
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    costs = None if out is None else _costs(method, problem)
+    costs = None
+    if out is not None:
+        own = {"clients_per_round": clients_per_round, "local_steps": method.local_steps}
+        costs = _costs(method, problem) | own
     refusals.check(dataclasses.replace(spec, method=method), callbacks, problem)
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
     with Simulator(method, problem, spec.engine, resume=resume) as clients:
@@ -248,8 +253,12 @@ def _run(
                 f"`privacy` spends ε = {spent:.3g} over the run; above {MEANINGLESS} it promises nothing meaningful: "
                 "take more `noise`, fewer rounds or smaller batches or cohorts", stacklevel=4,
             )  # fmt: skip
+        clock = None
+        if spec.federation is not None:
+            at = problem.clients, spec.seed, method.local_steps, problem.names
+            clock = Clock(spec.federation, *at)
         loop = Loop(
-            method, problem, clients, of_runs, clients_per_round, callbacks, out,
+            method, problem, clients, of_runs, clients_per_round, callbacks, out, clock=clock,
             chain=chain, known_start=spec.participation.known_start, metrics=spec.metrics,
             unbiased=spec.participation.unbiased, on_events=event_log(),
         )  # fmt: skip

@@ -91,6 +91,7 @@ class Progress(Callback):
             f"{name} {each.mean():.4g}" for name, each in row.metrics.items() if name not in DETAILS
         )
         sizes = f"{row.up_bytes.mean() / 1e6:.3g} MB up  {row.down_bytes.mean() / 1e6:.3g} MB down"
+        sizes += "" if row.hours is None else f"  {row.hours:.3g} h"
         of_all = "" if self.rounds is None else f"/{self.rounds}"
         report(f"round {row.round}{of_all}  {values}  {sizes}", console)
 

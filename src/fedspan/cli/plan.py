@@ -146,6 +146,13 @@ def _show(found: Plan) -> None:
         left=1,
         note="trained: parameters; up, down: per client and round; run: all clients and rounds",
     )
+    timed = [one for one in found.rows if one.cost.hours is not None]
+    show(
+        ("hours", "a round", "run"),
+        [(one.method, f"{one.cost.hours_round:.3g}", f"{one.cost.hours:.3g}") for one in timed],
+        left=1,
+        note="by the virtual clock of `federation`, without evaluations",
+    )
     parts = ("weights", "gradients", "activations", "optimizer", "controls", "peak")
     held = costs(parts, "memory")
     adapted = [row[0] for row in held if row[0] in ("fedit", "ffalora")]

@@ -29,6 +29,7 @@ from fedspan.core.errors import (
     positive_share,
     shown,
 )
+from fedspan.core.federation import Federation
 from fedspan.core.privacy import Privacy
 
 Augment = Callable[[Any, torch.Generator], Any]
@@ -212,6 +213,7 @@ class Settings:
     projection: Projection = field(default_factory=Projection)
     engine: Engine = field(default_factory=Engine)
     privacy: Privacy | None = None
+    federation: Federation | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.batch_size, str):

@@ -60,6 +60,8 @@ def refused(
     looks += [(f"callback {type(one).__name__}", "leave it out") for one in watching]
     if server is not None and spec.epochs is not None and not spec.training.per_client:
         looks.append(("`epochs`", "set method.local_steps"))
+    if server is not None and spec.federation is not None:
+        yield "`federation` is a virtual clock, and here the clients' links are real; leave it out"
     for what, remedy in looks:
         if spec.dp is not None:
             yield f"{what} looks at the clients' data without noise; with `privacy` {remedy}"

@@ -63,7 +63,7 @@ class Spec(Settings):
         eval_every: Rounds between two evaluations.
         eval_clients_every: Rounds between two evaluations of every client on its own data, a multiple of
             `eval_every`. None does not evaluate clients.
-        training, participation, projection, engine, privacy: See the classes of these names.
+        training, participation, projection, engine, privacy, federation: See the classes of these names.
         callbacks: What follows the run, such as early stopping.
         search: How `method.lr = "search"` finds the step size.
     """
@@ -194,6 +194,11 @@ def _checked(value: Any, folder: Path, key: str = "") -> Any:
     if not isinstance(value, dict):
         return value
     table = {name: _checked(one, folder, f"{key}.{name}".strip(".")) for name, one in value.items()}
+    if key.rpartition(".")[2] == "federation":
+        table = {
+            k: str(folder / v) if isinstance(v, str) and Path(v).suffix else v
+            for k, v in table.items()
+        }
     if key.rpartition(".")[2] == "task":
         data = table.get("data")
         if isinstance(data, dict):

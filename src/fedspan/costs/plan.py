@@ -23,6 +23,7 @@ from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
 from fedspan.costs.memory import Memory, client_peak, dry_problem, memory
 from fedspan.costs.traffic import Cost, FlatProblem, cost
+from fedspan.engine.clock import Clock
 from fedspan.methods.box import projected_values
 from fedspan.nn.problem import TorchProblem
 from fedspan.projectors.identity import Identity
@@ -174,6 +175,7 @@ def shapes(spec: Spec) -> Shapes:
             dry = dry_problem(problem) if problem.local_data else None
     buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
     flat = FlatProblem(layout, problem.clients, buffers)
+    flat.names, flat.steps_per_epoch = problem.names, problem.steps_per_epoch
     _shapes[key] = Shapes(flat, parameters, dry, problem.weights is not None)
     return _shapes[key]
 
@@ -196,7 +198,14 @@ def _price(method: Method, spec: Spec) -> Cost:
     """Return the bytes of a spec's run with a method, which may be one that the spec itself would refuse."""
     problem, known_start = shapes(spec).problem, spec.participation.known_start
     per_round = spec.clients_per_round or problem.clients
-    return cost(method, problem, per_round, spec.rounds, spec.seed, known_start=known_start)
+    clock = None
+    if spec.federation is not None:
+        steps = method.local_steps
+        if spec.epochs is not None:
+            steps = max(1, round(spec.epochs * problem.steps_per_epoch))
+        clock = Clock(spec.federation, problem.clients, spec.seed, steps, problem.names)
+    own = (method, problem, per_round, spec.rounds, spec.seed)
+    return cost(*own, known_start=known_start, clock=clock)
 
 
 def client_memory(given: Spec | dict[str, Any]) -> int | None:

@@ -24,6 +24,7 @@ from fedspan.core.objective import Flat, Objective, Problem
 from fedspan.core.projector import LinearMap, Projector
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live
+from fedspan.engine.clock import Clock
 from fedspan.engine.loop import Loop, Transport, cohort_of
 from fedspan.projectors._dense import Dense
 from fedspan.projectors.identity import Identity
@@ -104,6 +105,8 @@ class Cost:
     server_memory: int  # of model, controls and log
     server_peak: int  # of the server's process across machines, besides what Python and torch take
     server_disk: int  # of the copies of all clients' states
+    hours_round: float | None = None  # of a round by the virtual clock; None: there is none
+    hours: float | None = None  # of the run
 
     def after(self, rounds: int) -> tuple[float, float]:
         """Return (up, down) of all clients in a run of that many rounds."""
@@ -131,8 +134,9 @@ def cost(
     seed: int,
     *,
     known_start: bool = False,
+    clock: Clock | None = None,
 ) -> Cost:
-    """Return the bytes of a run of a method on a problem's model and clients."""
+    """Return the bytes of a run of a method on a problem's model and clients, and its hours by a clock."""
     method.check(problem.layout)
     buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
     layout = dataclasses.replace(problem.layout)  # its own: no cache gives these P to anybody else
@@ -151,7 +155,7 @@ def cost(
     with dry, torch.inference_mode():
         clients = AlikeClients(method, flat)
         own = (method, flat, clients, (seed,), clients_per_round)
-        loop = Loop(*own, rounds=rounds, known_start=known_start)
+        loop = Loop(*own, rounds=rounds, known_start=known_start, clock=clock)
         while loop.t < min(rounds, most) and not (everyone and _steady(totals)):
             before, last_round = loop.ledger.down.copy(), loop.last_round[0].copy()
             loop.step()
@@ -163,10 +167,18 @@ def cost(
                 downloads.setdefault(lag, set()).add(int(sent[client]))
         step = _server_step(loop)
         keeps_copy = method.broadcast(loop.server, loop._round()).get("sync") is not None
-    if not known_start:
+    if not known_start and (clock is None or clock.always):
         totals += _later(loop, totals, downloads, min(rounds, DRAWN))
     late = max(1, (len(totals) - 1) // 4 * 2)  # if rounds are of two kinds, as many of either
     up, down = ((totals[-1][i] - totals[-1 - late][i]) / late for i in (0, 1))
+    timed: dict[str, float] = {}
+    if clock is not None:  # the rounds after the walk have messages as they are on average
+        for t in range(loop.t, min(rounds, DRAWN)):
+            there, ids = clock.present(t), cohort_of((seed,), problem.clients, clients_per_round, t)
+            some = ids[0] if there is None else clock.cohort(ids[0], there, t)[0]
+            clock.advance(some, up / clients_per_round, down / clients_per_round)
+        each = clock.hours / max(1, min(rounds, max(loop.t, DRAWN)))
+        timed = {"hours_round": each, "hours": rounds * each}
     # The log of some methods grows and shrinks, and that of others still grows, to a model's size.
     recent = server[-STEADY:]
     growth = [later - before for before, later in zip(recent, recent[2:], strict=False)]
@@ -185,6 +197,7 @@ def cost(
         server_memory=held,
         server_peak=held + max(sending, step),
         server_disk=problem.clients * state,
+        **timed,
     )
 
 

@@ -26,8 +26,14 @@ SPEC = {  # of what others read in it
     "participation": dict[str, Any],
 }  # fmt: skip
 COSTS = {"round": int, "up_bytes": int, "down_bytes": int, "seconds": float}  # of a row
-OTHERS = {"events": list[str], "diverged": bool}
-PLAIN = ("seed", *COSTS, "diverged", "events")  # what an evaluation has besides its metrics
+OTHERS = {"events": list[str], "diverged": bool, "hours": float}
+PLAIN = (
+    "seed",
+    *COSTS,
+    "hours",
+    "diverged",
+    "events",
+)  # what an evaluation has besides its metrics
 
 Mode = Literal["min", "max"]
 HELD_OUT = "validation_"
@@ -49,6 +55,8 @@ def line_of(row: Row, run: int) -> Line:
         "down_bytes": int(row.down_bytes[run]),
         "seconds": round(row.seconds, 4),
     }
+    if row.hours is not None:
+        line["hours"] = row.hours
     for name, values in row.metrics.items():
         value = float(values[run])
         line[name] = value if math.isfinite(value) else None

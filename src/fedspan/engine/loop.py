@@ -29,6 +29,7 @@ from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat, Problem
 from fedspan.core.round import Round, Schedule, flat_rows
+from fedspan.engine.clock import Clock
 from fedspan.engine.states import check_rows
 from fedspan.replies.chain import Chain, Event, Replies, in_words
 
@@ -92,6 +93,7 @@ class Row:
     metrics: dict[str, npt.NDArray[np.float64]]
     diverged: npt.NDArray[np.bool_]
     events: tuple[str, ...] = ()  # since the row before
+    hours: float | None = None  # of the virtual clock
 
 
 DAMAGED = (LookupError, ValueError, RuntimeError, OverflowError, ProtocolError)
@@ -125,6 +127,7 @@ class Loop:
     unbiased: bool = False  # how a round weights its clients: `Participation.unbiased`
     on_events: Callable[[Sequence[str]], None] | None = None  # is given what went wrong in a round
     metrics: Sequence[Any] = ()  # as the user gives them; they say whether more is better
+    clock: Clock | None = None  # counts the hours of a run with one seed, and knows who is there
     t: int = 0
     seconds: float = 0.0
     events: list[str] = field(default_factory=list)  # since the last row, at most EVENTS_KEPT
@@ -204,15 +207,22 @@ class Loop:
 
     def step(self) -> None:
         """One round."""
+        there = None if self.clock is None else self.clock.present(self.t)
         rnd = self._round()
+        absent: list[Event] = []
+        if self.clock is not None and there is not None:
+            ids, absent = self.clock.cohort(rnd.ids[0], there, self.t)
+            rnd = self._round(ids[None])
         noise, found, beside = self.chain.noise, NOBODY, self.buffers
+        sent: wire.Counts | int = 0
         if noise is not None:
             beside = noise.sent(self.problem.x0)
         if rnd.ids.shape[1]:
             down = self.method.broadcast(self.server, rnd)
             found = self.transport.exchange(rnd, down, beside, self.chain)
-            self.ledger.sent(rnd, _sizes(down, beside) if found.sent is None else found.sent)
-        self.heard = Heard(self.t, rnd.ids, found.places)
+            sent = _sizes(down, beside) if found.sent is None else found.sent
+            self.ledger.sent(rnd, sent)
+        self.heard = Heard(self.t, rnd.ids, found.places, (*absent, *self._timed(rnd, found, sent)))
         if found.events:
             self.note(found.events)
         if len(found.places) < rnd.ids.shape[1]:
@@ -255,16 +265,31 @@ class Loop:
         _, up = self.method.client_step(state, down, Flat(), alone)
         return up.replace(**{name: torch.zeros_like(v) for name, v in payload(up).items()})
 
-    def _round(self) -> Round:
+    def _timed(self, rnd: Round, found: Replies, sent: wire.Counts | int) -> list[Event]:
+        """Move the clock on by a round; all that were asked count if nobody replied."""
+        if self.clock is None:
+            return []
+        places, up = found.places, found.received
+        if not len(places):
+            places, up = np.arange(rnd.ids.shape[1]), np.zeros(rnd.ids.shape, np.int64)
+        elif up is None:
+            up = np.zeros((1, len(places)), np.int64) + _sizes(found.up, found.buffers)
+        down = np.zeros(rnd.ids.shape, np.int64) + sent
+        return self.clock.advance(rnd.ids[0, places], up[0], down[0, places])
+
+    def _round(self, ids: npt.NDArray[np.int64] | None = None) -> Round:
         n = self.problem.clients
         schedule, overwrite = None, self.problem.layout.size >= LARGE
         noise = self.chain.noise
-        if noise is None:
+        if ids is not None:
+            rows = flat_rows(ids, n)
+        elif noise is None:
             schedule = cohorts(self.seeds, n, self.clients_per_round, self.t // DRAWN_AHEAD)
             ids, rows = schedule.ids[self.t % DRAWN_AHEAD], schedule.rows[self.t % DRAWN_AHEAD]
         else:
-            ids, overwrite = noise.cohort(self.t, len(self.seeds)), False
+            ids = noise.cohort(self.t, len(self.seeds))
             rows = flat_rows(ids, n)
+        overwrite = overwrite and noise is None
         weights = None
         if self.problem.weights is not None:
             shares = torch.from_numpy(self.problem.weights[ids]).unsqueeze(-1)
@@ -305,7 +330,9 @@ class Loop:
         up, down = self.ledger.totals()
         more = [f"{self.more_events:,} more events"] if self.more_events else []
         events, self.events, self.more_events = (*self.events, *more), [], 0
-        return Row(self.t, up, down, self.seconds, metrics, self.problem.diverged(metrics), events)
+        hours = None if self.clock is None else self.clock.hours
+        diverged = self.problem.diverged(metrics)
+        return Row(self.t, up, down, self.seconds, metrics, diverged, events, hours)
 
     def save(self) -> wire.Arrays:
         """Everything a later `load` needs to continue to the same bits; `lines` are in the history files."""
@@ -323,6 +350,8 @@ class Loop:
             "more": self.more_events,
             "checks": self.checks,
         }
+        if self.clock is not None:
+            record["clock"] = self.clock.save()
         text = bytearray(json.dumps(record).encode())
         parts["loop"] = {
             "rows": torch.from_numpy(rows),
@@ -386,6 +415,8 @@ class Loop:
         self.buffers, self.t, self.seconds = loop.get("buffers"), t, float(seconds)
         self.id, self.events, self.more_events = record["id"], record["events"], record["more"]
         self.checks = record["checks"] if self.t else {}
+        if self.clock is not None:
+            self.clock.load(record["clock"])
 
     def _server_of(self, arrays: wire.Arrays, t: int) -> Any:
         """The server's state after t rounds, in the form that it has in this run."""
@@ -425,7 +456,7 @@ def record_of(arrays: wire.Arrays) -> Line:
         record = json.loads(arrays["loop.record"].numpy().tobytes())
     except (KeyError, ValueError, TypeError, RecursionError):
         record = None
-    return check_form(record, "checkpoint.safetensors", RECORD)
+    return check_form(record, "checkpoint.safetensors", RECORD, {"clock": dict[str, Any]})
 
 
 def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:

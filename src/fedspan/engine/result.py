@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -47,7 +48,7 @@ from fedspan.engine.provenance import (
 )
 from fedspan.nn.blueprint import build
 
-Axis = Literal["round", "up_bytes", "total_bytes", "seconds"]
+Axis = Literal["round", "up_bytes", "total_bytes", "seconds", "hours"]
 MAIN = ("lr", "local_steps", "rank", "space.rank")  # settings of a method that notebooks show
 
 
@@ -221,14 +222,16 @@ class Result:
         """Draws a metric.
 
         Args:
-            x: What it is drawn against: "round", "up_bytes", "total_bytes" or "seconds".
+            x: What it is drawn against: "round", "up_bytes", "total_bytes", "seconds", or the "hours" of a federation.
             metric: The metric; by default the main one.
             ax: A matplotlib axis to draw on; by default a new figure.
 
         Returns:
             The matplotlib axis.
         """
-        one_of("x", x, ("round", "up_bytes", "total_bytes", "seconds"))
+        one_of("x", x, typing.get_args(Axis))
+        if x == "hours" and any("hours" not in line for line in self.history):
+            raise SpecError("`x` is 'hours', which only runs with a `federation` count; give one")
         if not self.metrics:
             raise SpecError("the run has no evaluations to plot")
         metric = metric or self._main_metric

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import inspect
+import math
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,7 @@ AXES: dict[str, Axis] = {
     "up_bytes": "up",
     "total_bytes": "total",
     "seconds": "seconds",
+    "hours": "hours",
 }
 
 
@@ -166,7 +168,7 @@ class Comparison:
         """Draws a metric of all methods: lines are means over seeds, bands go from the lowest to the highest seed.
 
         Args:
-            x: What it is drawn against: "round", "up_bytes", "total_bytes" or "seconds".
+            x: What it is drawn against: "round", "up_bytes", "total_bytes", "seconds", or the "hours" of a federation.
             metric: The metric; by default the one that the methods are compared by.
             ax: A matplotlib axis to draw on; by default a new figure.
 
@@ -174,6 +176,8 @@ class Comparison:
             The matplotlib axis.
         """
         one_of("x", x, AXES)
+        if any(math.isnan(one.series.spent[AXES[x]][-1]) for one in self._entries):
+            raise SpecError(f"`x` is {x!r}, which only runs with a `federation` count; give one")
         metric = metric or self.metric
         one_of("metric", metric, self._entries[0].series.metrics)
         needs("plot", "matplotlib")

@@ -21,21 +21,26 @@ from fedspan.engine.history import PLAIN
 from fedspan.engine.loop import Line
 from fedspan.engine.provenance import OUTCOME, check_run
 
-RECORDED = {"client_state": int, "client_memory": int, "test_examples": int, "projected": list[int]}
+RECORDED = {
+    "client_state": int, "client_memory": int, "test_examples": int, "projected": list[int],
+    "clients_per_round": int, "local_steps": int,
+}  # fmt: skip
 POINTS = 120  # rows of a curve that are kept
 Table = dict[str, Any]
 Run = tuple[Table, list[Line], Table]  # spec, rows, and the costs that it has recorded
 Floats = npt.NDArray[np.float64]
 Goal = Literal["max", "min"]
-Axis = Literal["round", "up", "total", "seconds"]
+Axis = Literal["round", "up", "total", "seconds", "hours"]
 AXES: dict[Axis, str] = {  # titles, in which {} is the unit of bytes
     "round": "round",
     "up": "{} sent up, all clients",
     "total": "{} sent, both directions, all clients",
     "seconds": "seconds of training",
+    "hours": "hours",
 }
 BYTES: tuple[Axis, ...] = ("up", "total")
-SAVED = {"rounds": "round", "up": "up", "down": "down", "seconds": "seconds"}  # key in a file
+# key in a file
+SAVED = {"rounds": "round", "up": "up", "down": "down", "seconds": "seconds", "hours": "hours"}
 
 
 class Tail(NamedTuple):
@@ -77,7 +82,8 @@ class Series:
         color: Empty: chosen when it is drawn.
         spec: The resolved spec.
         seeds: The seeds.
-        spent: What was spent up to each row, mean over seeds: for every axis, and for "down". "up_most" and
+        spent: What was spent up to each row, mean over seeds: for every axis, and for "down"; hours are nan without a
+            virtual clock. "up_most" and
             "total_most" are those of the seed that has sent most, if known.
         metrics: Name → (seeds, rows). Rows that a seed does not have, or has after diverging, are nan. Empty if all
             seeds failed.
@@ -131,7 +137,10 @@ class Series:
         there = [[rows[t] for rows in by_round if t in rows] or [zero] for t in rounds]
 
         def spent(over_seeds: Any, *keys: str) -> Floats:
-            sums = [over_seeds([sum(row[key] for key in keys) for row in rows]) for rows in there]
+            sums = [
+                over_seeds([sum(row.get(key, math.nan) for key in keys) for row in rows])
+                for rows in there
+            ]
             return np.maximum.accumulate(np.array(sums, float))
 
         def value(row: Line, metric: str) -> float:
@@ -152,6 +161,7 @@ class Series:
                 "down": down,
                 "total": up + down,
                 "seconds": spent(np.mean, "seconds"),
+                "hours": spent(np.mean, "hours"),
                 "up_most": spent(max, "up_bytes"),
                 "total_most": spent(max, "up_bytes", "down_bytes"),
             },
@@ -245,7 +255,9 @@ class Series:
 
     def to_json(self) -> Table:
         """Return plain values, rounded to six digits; label and color are kept elsewhere."""
-        spent = {key: rounded(self.spent[axis]) for key, axis in SAVED.items()}
+        timed = np.isfinite(self.spent["hours"]).all()
+        saved = {key: axis for key, axis in SAVED.items() if timed or axis != "hours"}
+        spent = {key: rounded(self.spent[axis]) for key, axis in saved.items()}
         values = {name: [rounded(v) for v in seeds] for name, seeds in self.metrics.items()}
         ends = {"diverged": self.diverged, "failed": self.failed}
         return {"spec": self.spec, "seeds": list(self.seeds)} | spent | ends | {"metrics": values}
@@ -253,7 +265,8 @@ class Series:
     @staticmethod
     def from_json(table: Table, label: str, color: str) -> Series:
         """Return the series that `to_json` wrote."""
-        spent = {axis: np.array(table[key], float) for key, axis in SAVED.items()}
+        none = [math.nan] * len(table["rounds"])
+        spent = {axis: np.array(table.get(key, none), float) for key, axis in SAVED.items()}
         spent["total"] = spent["up"] + spent["down"]
         metrics = {name: np.array(values, float) for name, values in table["metrics"].items()}
         ends = table["diverged"], table["failed"]

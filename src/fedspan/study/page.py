@@ -28,7 +28,7 @@ from fedspan.study.tables import MEMORY, MEMORY_NOTE, best_first, scale_of, titl
 
 WEB = Path(__file__).parent / "web"
 # In the order of their definitions.
-SCRIPTS = ("dom", "drawing", "reading", "download", "chart", "tables", "page")
+SCRIPTS = ("dom", "drawing", "reading", "download", "hours", "chart", "tables", "page")
 FEWER = 70  # rows on each axis of a line, where a part has several rows
 DIGITS: dict[Axis, int] = {"seconds": 4, "up": 5, "total": 5}
 
@@ -98,12 +98,16 @@ def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
     goals[part.metric] = part.goal
     unit, size = unit_of(entries)
     timed = any(np.isfinite(one.series.spent["seconds"]).any() for one in entries)
-    scales = {axis: size if axis in BYTES else 1.0 for axis in AXES if axis != "seconds" or timed}
+    clocked = all(np.isfinite(one.series.spent["hours"]).all() for one in entries)
+    linked = all(None not in work_of(one) for one in entries)
+    there = {"seconds": timed, "hours": clocked}
+    scales = {axis: size if axis in BYTES else 1.0 for axis in AXES if there.get(axis, True)}
     budget = {} if part.budget is None else part.budget.limits
     limits = {axis: most / scales[axis] for axis, most in budget.items()}
     lines = []
     for row in range(len(part.rows)):
-        series = [entry.series for entry in entries if entry.row == row]
+        here = [entry for entry in entries if entry.row == row]
+        series = [entry.series for entry in here]
         series = [one.thin(FEWER) for one in series] if several else series
         best = best_first(part, series)
         colors = [series[n].color for n in best]
@@ -131,10 +135,14 @@ def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
             about = {"name": one.label, "color": one.color, "seeds": len(one.seeds), "gone": gone}
             # each line has a marker; a dash tells lines of one color apart
             dash = colors[: best.index(n)].count(one.color)
+            if linked:
+                about |= dict(zip(("cohort", "steps"), work_of(here[n]), strict=True))
             lines.append(about | {"x": x, "y": y, "row": row, "dash": dash, "marker": n})
     first = next((x for x in part.figure.get("x", []) if x in AXES), next(iter(limits), "up"))
+    axes: dict[Axis, None] = dict.fromkeys(scales) | ({"hours": None} if linked else {})
     return {
-        "axes": {a: {"label": AXES[a].format(unit), "log": a in BYTES} for a in scales},
+        "axes": {a: {"label": AXES[a].format(unit), "log": a in BYTES} for a in axes},
+        "bytes": size,
         "metrics": {
             n: {"label": titled(n), "goal": goals[n], "log": goals[n] == "min"} for n in metrics
         },
@@ -143,6 +151,14 @@ def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
         "rows": [row.label for row in part.rows] if several else [],
         "series": lines,
     }
+
+
+def work_of(entry: Entry) -> tuple[int | None, int | None]:
+    """Return the clients of a round and their local steps, as a run has recorded them or its spec has them."""
+    spec, method = entry.series.spec, entry.series.spec.get("method", {})
+    steps = None if "epochs" in spec else method.get("local_steps")
+    cohort = entry.clients_per_round or spec.get("clients_per_round")
+    return cohort, entry.local_steps or steps
 
 
 def by_memory(part: Part, entries: Sequence[Entry]) -> dict[str, Any] | None:

@@ -56,6 +56,8 @@ class Entry:
     client_memory: int | None = None  # bytes
     test_examples: int | None = None  # of the test set
     projected: list[int] | None = None  # parameters projected, values sent, all parameters
+    clients_per_round: int | None = None
+    local_steps: int | None = None
     events: list[str] = field(default_factory=list)  # the first of each kind and seed
 
     @property

@@ -178,6 +178,7 @@ def records(part: Part, entries: Sequence[Entry]) -> list[Record]:
                 "client_state_bytes": entry.client_state,
                 "client_memory_bytes": entry.client_memory,
                 "seconds": float(curve.spent["seconds"][-1]),
+                "hours": _known(curve.spent["hours"][-1]),
                 **{f"pareto_{axis}_bytes": fronts[axis].get(place) for axis in BYTES},
                 "published": published,
                 "reproduced": holds,
@@ -231,8 +232,14 @@ def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
                         "down_bytes": int(spent["down"][row]),
                         "seconds": float(spent["seconds"][row]),
                     }
+                    if (hours := _known(spent["hours"][row])) is not None:
+                        costs["hours"] = hours
                     lines.append(named | {"run": one.label, "seed": seed} | costs | values)
     return csv_text(lines)
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def _digits(value: float) -> str:
@@ -285,6 +292,7 @@ def runs(part: Part, entries: Sequence[Entry]) -> TextTable:
         "client state, kB": "client_state_bytes",
         MEMORY: "client_memory_bytes",
         "seconds": "seconds",
+        "hours": "hours",
         "Pareto-optimal, {} up": "pareto_up_bytes",
         "Pareto-optimal, {} both ways": "pareto_total_bytes",
     }
@@ -306,6 +314,8 @@ def _of_records(
                 return " – ".join(f"{end / size:.3g}" for end in dict.fromkeys(value))
             case int() | float() if key.endswith("_bytes"):
                 return f"{value / sizes.get(key, size):.4g}"
+            case float() if key == "hours":
+                return f"{value:.3g}"
             case float():
                 return f"{value:.1f}".replace("nan", "")
         return "" if value is None else str(value)

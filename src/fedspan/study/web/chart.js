@@ -1,8 +1,8 @@
 // One chart. Its keys in the address: row (of a part with several), x, y, logx, logy, band, pareto, off (lines that are
 // switched off, by number) and at (a place on the x axis whose values are shown). The second section's keys are 2.x, …;
-// those of charts of marks, with one value per line, m.y, m2.y, …
+// those of charts of marks, with one value per line, m.y, m2.y, … The keys of hours are in hours.js.
 
-const NAMES = { round: "Rounds", up: "Uplink", total: "All bytes", seconds: "Seconds", memory: "Memory" };
+const NAMES = { round: "Rounds", up: "Uplink", total: "All bytes", seconds: "Seconds", hours: "Hours", memory: "Memory" };
 
 class Chart {
   constructor(figure, prefix) {
@@ -17,8 +17,9 @@ class Chart {
     this.keys = html("ul", { class: "keys", "aria-label": "Lines" });
     this.data.series.forEach((series, number) => this.keys.append(html("li", {}, this.key(series, number))));
     this.missing = html("p", { class: "hint missing" });
+    this.hours = "hours" in this.data.axes ? new Hours(this) : null;
     this.hint = html("p", { class: "hint", id: `hint${prefix}` }, this.hints());
-    figure.append(this.controls(), this.plot, this.missing, this.keys, downloads(this), this.hint);
+    figure.append(this.controls(), ...(this.hours ? [this.hours.box] : []), this.plot, this.missing, this.keys, downloads(this), this.hint);
     new ResizeObserver(() => this.draw()).observe(this.plot);
     this.draw();
   }
@@ -40,9 +41,11 @@ class Chart {
     const flag = (key, usual) => (get(key) === null ? usual : get(key) === "1");
     const row = Number(get("row")) in (this.data.rows ?? []) ? Number(get("row")) : 0;
     const off = (get("off") ?? "").split(".").filter(Boolean).map(Number);
+    const number = (key) => (get(key) === null || Number.isNaN(Number(get(key))) ? null : Number(get(key)));
     return {
       row, x, y, off: new Set(off), logx: flag("logx", axes[x].log), logy: flag("logy", metrics[y].log),
-      band: flag("band", true), pareto: flag("pareto", false), at: get("at") === null ? null : Number(get("at")),
+      band: flag("band", true), pareto: flag("pareto", false), at: number("at"),
+      link: number("link"), step: number("step"), target: number("target"),
     };
   }
 
@@ -151,10 +154,12 @@ class Chart {
   draw() {
     const state = this.state;
     this.show(state);
+    this.hours?.fill(state);
     const width = Math.max(260, Math.round(this.plot.clientWidth));
     const height = Math.round(Math.min(460, Math.max(290, width * 0.5)));
     const lines = this.lines(state);
     this.tellMissing(state, lines);
+    this.hours?.show(state, lines);
     const whole = height + (this.tested(state, lines) ? STRIP : 0);
     const root = svg("svg", { viewBox: `0 0 ${width} ${whole}`, height: whole, tabindex: 0, role: "group", "aria-describedby": this.hint.id });
     const focused = this.plot.contains(document.activeElement);

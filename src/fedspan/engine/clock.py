@@ -1,0 +1,228 @@
+"""A virtual clock: the hours of a run over the clients' own links and devices (`core.federation`).
+
+A client that takes part in a round needs latency + 8 down / down_mbit + K step_seconds + 8 up / up_mbit, with the
+packed bytes of its download and its reply. A round lasts as long as its slowest client that counts. Only clients that
+are there when a round begins can be drawn; while nobody is there, the server waits. Evaluation takes no time.
+
+All draws are from the run's seed, so a run has the same hours wherever it is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedspan.core import seeds as streams
+from fedspan.core.digest import digest
+from fedspan.core.errors import CheckpointError, DataError, SpecError
+from fedspan.core.federation import DEVICES, Federation
+from fedspan.data import columns
+from fedspan.replies.chain import Event
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+PAUSE = 1 / 60  # hours after which a server looks again for clients
+MOST_PAUSES = 100_000
+
+
+class Clock:
+    """The hours of one run.
+
+    Args:
+        federation: The settings.
+        clients: The number of clients.
+        seed: The seed of the run.
+        steps: Local steps of a client in a round.
+        names: The clients' names, by which a file may name them.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        clients: int,
+        seed: int,
+        steps: int,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.clients, self.seed, self.steps, self.hours = clients, seed, steps, 0.0
+        self.names = {str(name): n for n, name in enumerate(names or range(clients))}
+        self.up, self.down, self.latency, self.step = (
+            self._values(name, federation.value(name)) for name in DEVICES
+        )
+        self.available = federation.value("available")
+        if self.available == "always":
+            self.available = 1.0
+        self.always = self.available == 1.0  # whether everyone is there in every round
+        self.cycle: tuple[Floats, float] | None = None
+        self.trace: tuple[Ids, Floats, Floats] | None = None
+        if isinstance(self.available, Mapping):
+            drawn = 24 * self._uniform("available", clients)
+            start = self.available.get("start")
+            own = drawn if start is None else np.full(clients, float(start))
+            self.cycle = own, self.available["hours"]
+        elif isinstance(self.available, str):
+            self.trace = self._trace(Path(self.available))
+
+    # --- The clients' links and devices ---
+
+    def _uniform(self, purpose: str, n: int, *path: int) -> Floats:
+        keys = streams.keys((self.seed,), f"federation {purpose}", *path)
+        drawn: Floats = streams.uniform(keys, n)[0]
+        return drawn
+
+    def _values(self, name: str, given: Any) -> Floats:
+        """Return the value of each client."""
+        if isinstance(given, Mapping):
+            low, high = math.log(given["low"]), math.log(given["high"])
+            return np.exp(low + (high - low) * self._uniform(name, self.clients))
+        if not isinstance(given, str):
+            return np.full(self.clients, float(given))
+        table = _read(name, Path(given), (name,))
+        values, own = table[name], table.get("client")
+        order = np.arange(len(values)) if own is None else self._ids(name, own)
+        if sorted(order.tolist()) != list(range(self.clients)):
+            raise SpecError(
+                f"`federation.{name}`: {given!r} has {len(values)} rows for {self.clients} clients; give one for each"
+            )
+        least = 0.0 if name in ("latency", "step_seconds") else np.nextafter(0.0, 1.0)
+        if not (np.isfinite(values) & (values >= least)).all():
+            raise SpecError(
+                f"`federation.{name}`: {given!r} has values that are not positive numbers in column {name!r}"
+            )
+        found = np.empty(self.clients)
+        found[order] = values
+        return found
+
+    def _ids(self, name: str, column: npt.NDArray[Any]) -> Ids:
+        """Return the numbers of the clients that a file names."""
+        unknown = [one for one in map(str, column) if one not in self.names]
+        if unknown:
+            raise SpecError(f"`federation.{name}` names a client that there is not: {unknown[0]!r}")
+        return np.array([self.names[str(one)] for one in column], np.int64)
+
+    def _trace(self, path: Path) -> tuple[Ids, Floats, Floats]:
+        """Return who is there from when to when."""
+        table = _read("available", path, ("from", "to"), ("client",))
+        start, end = table["from"], table["to"]
+        if not (np.isfinite(end) & (start >= 0) & (start < end)).all():
+            raise SpecError(
+                f"`federation.available`: {str(path)!r} has a row whose `to` is not after its `from`"
+            )
+        return self._ids("available", table["client"]), start, end
+
+    # --- Who is there ---
+
+    def _present(self, t: int, pauses: int) -> npt.NDArray[np.bool_]:
+        there: npt.NDArray[np.bool_]
+        if self.cycle is not None:
+            start, length = self.cycle
+            there = (self.hours - start) % 24 < length
+            return there
+        if self.trace is not None:
+            ids, start, end = self.trace
+            now = self.hours % end.max()
+            there = np.zeros(self.clients, np.bool_)
+            there[ids[(start <= now) & (now < end)]] = True
+            return there
+        there = self._uniform("available", self.clients, t, pauses) < self.available
+        return there
+
+    def present(self, t: int) -> npt.NDArray[np.bool_] | None:
+        """Return who is there when round t begins, None for everyone; the clock moves on while nobody is."""
+        if self.always:
+            return None
+        for pauses in range(MOST_PAUSES):
+            there = self._present(t, pauses)
+            if there.any():
+                return there
+            self.hours += PAUSE
+        raise SpecError(
+            f"`federation.available` leaves no client for {MOST_PAUSES * PAUSE / 24:.0f} days; let more of them be "
+            "there"
+        )
+
+    def cohort(self, drawn: Ids, there: npt.NDArray[np.bool_], t: int) -> tuple[Ids, list[Event]]:
+        """Return who takes part instead of those who were drawn: others take the places of the absent.
+
+        Args:
+            drawn: The clients that are drawn if everyone is there.
+            there: Who is there.
+            t: The round.
+
+        Returns:
+            The clients in order, and who was absent.
+        """
+        kept, absent = drawn[there[drawn]], drawn[~there[drawn]]
+        others = np.setdiff1d(np.flatnonzero(there), kept)
+        if size := min(len(absent), len(others)):
+            keys = streams.keys((self.seed,), "federation replacement", t)
+            kept = np.union1d(kept, others[streams.choose(keys, len(others), size)[0]])
+        return kept, [Event("absent", client, "was not there") for client in absent.tolist()]
+
+    # --- How long a round takes ---
+
+    def seconds(self, ids: Ids, up: Any, down: Any) -> Floats:
+        """Return the seconds that clients need for a round with so many bytes."""
+        transfer = 8e-6 * (down / self.down[ids] + up / self.up[ids])
+        found: Floats = self.latency[ids] + self.steps * self.step[ids] + transfer
+        return found
+
+    def advance(self, ids: Ids, up: Any, down: Any) -> list[Event]:
+        """Add a round of these clients.
+
+        Args:
+            ids: Clients that count, or all that were asked if none does.
+            up: Bytes of their replies, one number or an array.
+            down: Bytes of their downloads.
+
+        Returns:
+            Which client the round waited for.
+        """
+        if not len(ids):
+            return []
+        each = self.seconds(ids, up, down)
+        slowest = int(each.argmax())
+        self.hours += float(each[slowest]) / 3600
+        waited = f"the round waited {each[slowest]:.3g} s for it"
+        return [Event("slow", int(ids[slowest]), waited)] if len(ids) > 1 else []
+
+    # --- Checkpoints ---
+
+    def save(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        own = [self.up, self.down, self.latency, self.step, *(self.trace or ())]
+        return {"hours": self.hours, "links": digest(*(one.tobytes() for one in own))}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `save` returned."""
+        if saved.get("links") != self.save()["links"]:
+            raise CheckpointError(
+                "a file of `federation` has changed since the checkpoint was written; restore it, or start the run "
+                "again"
+            )
+        self.hours = float(saved["hours"])
+
+
+def _read(
+    name: str, path: Path, numbers: Sequence[str], others: Sequence[str] = ()
+) -> columns.Columns:
+    """Return the columns of a file, of which some must be there."""
+    try:
+        table = columns.read(path)
+    except DataError as error:
+        raise DataError(str(error).replace("`task.data`", f"`federation.{name}`", 1)) from None
+    for one in (*numbers, *others):
+        if one not in table:
+            raise SpecError(f"`federation.{name}`: {str(path)!r} has no column {one!r}")
+    for one in numbers:
+        if table[one].dtype.kind not in "if":
+            raise SpecError(
+                f"`federation.{name}`: column {one!r} of {str(path)!r} is not of numbers"
+            )
+        table[one] = table[one].astype(np.float64)
+    return table
