@@ -28,10 +28,11 @@ from fedspan.engine.loop import Loop
 from fedspan.engine.result import Result
 from fedspan.engine.simulator import Simulator
 from fedspan.remote import server as remote_server
-from fedspan.remote.client import StateFile, StateLostError
+from fedspan.remote.client import StateFile
 from fedspan.remote.flower import server
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.flower.records import RunConfig
+from fedspan.remote.messages import DroppedError
 from support.flower import FakeGrid, spec_of
 from support.loops import Scripted, close
 from support.rounds import rounds_in
@@ -342,7 +343,7 @@ class World:
                 copy = own = end.copies.tables["c"].take(np.array([client]))[0]
             if end.accepted[client]:
                 file = StateFile.of(self.grid.states_dir, "run", f"client-{client}")
-                with contextlib.suppress(StateLostError):
+                with contextlib.suppress(DroppedError):
                     own = file.load(
                         int(end.accepted[client]),
                         int(end.marks[client]),

@@ -18,11 +18,10 @@ pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspa
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 import fedspan
-from fedspan.core.errors import FedspanError, SpecError
+from fedspan.core.errors import FedspanError, ResumableError, SpecError
 from fedspan.remote import server as remote_server
 from fedspan.remote.flower import server
 from fedspan.remote.flower.records import RunConfig
-from fedspan.remote.messages import StalledError
 from fedspan.remote.roster import Roster
 from support.flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 from support.rounds import rounds_in
@@ -178,7 +177,7 @@ def test_a_run_whose_clients_never_come_stops_and_can_be_resumed(
     spec = spec_of()
     grid = Away(spec, tmp_path / "a")
     grid.gone = gone
-    with pytest.raises(StalledError, match="resume the run when the clients are back") as stalled:
+    with pytest.raises(ResumableError, match="resume the run when the clients are back") as stalled:
         serve(spec, grid, tmp_path / "out", pause=0.2)
     assert "\n" not in str(stalled.value)
     assert not (tmp_path / "out" / "result.json").exists()

@@ -23,7 +23,7 @@ from fedspan.engine.audit import COUNTED, read_record
 from fedspan.engine.loop import Loop
 from fedspan.remote import flower
 from fedspan.remote.flower import records, server
-from fedspan.remote.flower.client import IDENTITY, identify, preparing, reply_to
+from fedspan.remote.flower.client import IDENTITY, identify, reply_to
 from support.axes import by_axis
 from support.flower import FLOAT32, SSF, FakeGrid, events_of, inside_a_task, raw, serve, spec_of  # noqa: F401 - a fixture
 from support.methods import METHODS
@@ -212,7 +212,7 @@ def test_a_client_with_another_spec_or_a_bad_config_says_so(tmp_path: Path) -> N
     )
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     assert "partition-id" in identify(context)[IDENTITY]["reason"]
-    answer = reply_to(Message(RecordDict(), 1, "train"), context, preparing(spec))
+    answer = reply_to(Message(RecordDict(), 1, "train"), context, spec)
     assert "partition-id" in records.read_message(answer, 100).reason
 
 

@@ -23,7 +23,7 @@ from fedspan.core.config import Participation
 from fedspan.core.errors import one_line
 from fedspan.engine.loop import Loop
 from fedspan.remote.flower import server
-from fedspan.remote.flower.client import agreement_of, preparing, reply_to
+from fedspan.remote.flower.client import agreement_of, reply_to
 from fedspan.remote.flower.records import read_message, write_message
 from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.remote.server import RemoteTransport
@@ -305,7 +305,7 @@ def test_no_download_harms_a_client(count: int, tmp_path: Path) -> None:
         context = Context(
             run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={}
         )
-        reply = reply_to(Message(spoil(rng, last.content), node, "train"), context, preparing(spec))
+        reply = reply_to(Message(spoil(rng, last.content), node, "train"), context, spec)
         reached[read_message(reply, 1 << 20).status] += 1
         file.write_bytes(good_state)
     assert set(reached) == {"ok", "lost", "refused", "failed"}

@@ -226,13 +226,13 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
 
         The clients' states follow from the rounded replies. The bytes are those of the protocol (`replies.secure`).
         """
-        from fedspan.replies.secure.server import TooFewError, bytes_of_round, check_enough
+        from fedspan.replies.secure.server import bytes_of_round, check_enough
 
         runs, cohort = rnd.ids.shape
         base = wire.sizes(down) + (0 if buffers is None else buffers.shape[-1] * buffers.itemsize)
         try:
             check_enough("keys", cohort, cohort, privacy.survivors(cohort))
-        except TooFewError as error:
+        except ProtocolError as error:
             sent, _ = bytes_of_round(0, 0, privacy)
             event = Event("other", None, f"{error}; nothing counted")
             none = np.array([], np.int64)

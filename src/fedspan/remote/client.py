@@ -8,8 +8,8 @@ after a later one, and so may a process of another run.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,23 @@ import numpy as np
 import torch
 
 from fedspan.core import checkpoint, wire
-from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError, one_line
-from fedspan.core.files import lock_dir
+from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
+from fedspan.core.files import lock_dir, make_dir
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Round, Terms
 from fedspan.engine.simulator import BUFFERS, Replica, answer, opened, without_zeros
-from fedspan.remote.messages import EVALUATE, MAX_REASON, Agreement, RoundMessage, mark_of, under
+from fedspan.remote.messages import (
+    MAX_REASON,
+    OPEN,
+    SECURE,
+    Agreement,
+    DroppedError,
+    RoundMessage,
+    mark_of,
+    under,
+)
 from fedspan.remote.sites import AGREED, TEXT, own_evaluation, to_text
 from fedspan.replies.clip import after as after_reply
 from fedspan.replies.clip import leaked
@@ -35,10 +44,6 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 RESTORE = "restore."  # prefix of arrays that bring back a lost state,
 LAST_ROUND = "last_round"  # and of the round it is of
 MAX_SETTINGS = 8000  # characters
-
-
-class StateLostError(ProtocolError):
-    """The state that the server counts on is not on disk."""
 
 
 @dataclass(frozen=True)
@@ -55,38 +60,29 @@ class StateFile:
                 raise SpecError(
                     f"{what} {name!r:.80} must be 1 to 64 of a-z, A-Z, 0-9, '.', '_' and '-', and not begin with '.'"
                 )
-        run_states = states_dir / run
-        try:
-            run_states.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(
-                f"cannot keep states in {str(run_states)!r}: {error.strerror}"
-            ) from None
-        return StateFile(run_states / f"{client}.safetensors")
+        make_dir(states_dir / run)
+        return StateFile(states_dir / run / f"{client}.safetensors")
 
     def load(self, accepted: int, mark: int, fingerprint: str) -> Replica:
-        """The state after `accepted` updates, the last one with this mark; StateLostError where it is not there."""
-        if not self.path.exists():
-            raise StateLostError(f"there is no file {str(self.path)!r}")
+        """The state after `accepted` updates, the last one with this mark; DroppedError where it is not there."""
         try:
             arrays, meta = checkpoint.load(self.path)
         except CheckpointError:
-            raise StateLostError(f"the file {str(self.path)!r} is damaged") from None
+            what = "is damaged" if self.path.exists() else "is not there"
+            raise DroppedError(f"the file {str(self.path)!r} {what}", "state lost") from None
+        marks = dict(zip(meta["accepted"], meta["marks"], strict=True))
         if meta["fingerprint"] != fingerprint:
-            raise StateLostError(
-                "the state on disk is of a run with another method, model, seed or other settings"
-            )
-        if accepted not in meta["accepted"]:
-            raise StateLostError(
-                f"the state on disk is after {meta['accepted']} updates, the server counts {accepted}"
-            )
-        version = meta["accepted"].index(accepted)
-        if meta["marks"][version] != mark:
-            raise StateLostError(
-                "the state on disk follows from an update that the server has not accepted"
-            )
-        own = under(f"{version}.", arrays)
-        return Replica(wire.unpack(under("state.", own)), own.get("x"), meta["last_round"][version])
+            why = "is of a run with another method, model, seed or other settings"
+        elif accepted not in marks:
+            why = f"is after {meta['accepted']} updates, the server counts {accepted}"
+        elif marks[accepted] != mark:
+            why = "follows from an update that the server has not accepted"
+        else:
+            version = meta["accepted"].index(accepted)
+            own = under(f"{version}.", arrays)
+            state = wire.unpack(under("state.", own))
+            return Replica(state, own.get("x"), meta["last_round"][version])
+        raise DroppedError(f"the state on disk {why}", "state lost")
 
     def save(
         self, message: RoundMessage, mark: int, before: Replica, after: Replica, fingerprint: str
@@ -94,15 +90,15 @@ class StateFile:
         """Write both versions in one step that survives a crash; `mark` is that of the reply to the message."""
         arrays: wire.Arrays = {}
         for version, replica in enumerate((before, after)):
-            if not version and not message.accepted:
-                continue  # nobody asks for the initial state
-            arrays |= {f"{version}.state.{k}": v for k, v in wire.pack(replica.state).items()}
-            arrays |= {} if replica.x is None else {f"{version}.x": replica.x}
+            if version or message.accepted:  # nobody asks for the initial state
+                arrays |= {f"{version}.state.{k}": v for k, v in wire.pack(replica.state).items()}
+                arrays |= {} if replica.x is None else {f"{version}.x": replica.x}
         meta = {
             "fingerprint": fingerprint,
             "accepted": [message.accepted, message.accepted + 1],
+            "marks": [message.mark, mark],
+            "last_round": [before.last_round, after.last_round],
         }
-        meta |= {"marks": [message.mark, mark], "last_round": [before.last_round, after.last_round]}
         checkpoint.save(self.path, arrays, meta)
 
 
@@ -133,37 +129,31 @@ class RemoteClient:
                 raise ProtocolError(
                     f"the message is for client {message.client}, this is client {self.client}"
                 )
-            if (answered := self.handlers.get(message.status)) is None:
+            if message.status not in (OPEN if self.secure is None else SECURE):
                 raise ProtocolError(
                     f"{message.status!r} is a question of secure sums, which this client's settings exclude"
                 )
-            return replace(reply, status="ok", arrays=answered(message))
+            return replace(reply, status="ok", arrays=self._answer(message))
         except Exception as error:
-            reply = replace(reply, status="failed", reason=one_line(error, MAX_REASON))
-            if isinstance(error, StateLostError):
-                return replace(reply, status="lost")
-            if not isinstance(error, ProtocolError):
-                return reply
-            text = self.agreement.text
-            differs = message.fingerprint != reply.fingerprint and len(text) <= MAX_SETTINGS
-            return replace(reply, status="refused", settings=text if differs else "")
+            status, settings = "failed", ""
+            if isinstance(error, DroppedError):
+                status = "lost"
+            elif isinstance(error, ProtocolError):
+                status, text = "refused", self.agreement.text
+                if message.fingerprint != reply.fingerprint and len(text) <= MAX_SETTINGS:
+                    settings = text
+            reason = one_line(error, MAX_REASON)
+            return replace(reply, status=status, reason=reason, settings=settings)
 
-    @property
-    def handlers(self) -> dict[str, Callable[[RoundMessage], wire.Arrays]]:
-        """What gives the arrays of the reply to each kind of message; what it keeps is on disk before they leave."""
-        if self.secure is None:
-            return {"train": self._train, EVALUATE: self._evaluate}
-        return dict.fromkeys(("keys", "shares", "train", "unmask"), self._secure_answer)
-
-    def _train(self, message: RoundMessage) -> wire.Arrays:
-        """The reply of a round in the open."""
+    def _answer(self, message: RoundMessage) -> wire.Arrays:
+        """The arrays of the reply to a message; what it keeps is on disk before they leave."""
+        if self.secure is not None:
+            return self._secure_answer(message)
+        if message.status != "train":
+            return {TEXT: to_text(own_evaluation(self.problem, message.arrays, self.allowed))}
         before, after, up, _, _ = self._work(message)
         self.state_file.save(message, mark_of(up), before, after, self.agreement.of_states)
         return up
-
-    def _evaluate(self, message: RoundMessage) -> wire.Arrays:
-        """The metrics of the model on this client's own test examples."""
-        return {TEXT: to_text(own_evaluation(self.problem, message.arrays, self.allowed))}
 
     def _work(
         self, message: RoundMessage
@@ -202,15 +192,13 @@ class RemoteClient:
             # the state follows from the rounded numbers
             begun = leaked(self.method, before.state, rnd)
             opened_down = opened(self.method, before, down, rnd)
-            sent = wire.unpack(counted)
-            state = after_reply(self.method, begun, after.state, opened_down, sent, rnd)
+            state = after_reply(
+                self.method, begun, after.state, opened_down, wire.unpack(counted), rnd
+            )
+            after = replace(after, state=state)
         with lock_dir(self._session_dir):
             if question == "keys":
-                try:
-                    last = self.session()
-                except ProtocolError:  # a damaged file is none
-                    last = None
-                session, reply = protocol.advertise(arrays, member, t, last)
+                session, reply = protocol.advertise(arrays, member, t, self.session())
             elif question == "shares":
                 session, reply = protocol.share(self.session(t), arrays, member)
             elif question == "train":
@@ -219,7 +207,6 @@ class RemoteClient:
                 session, reply = protocol.unmask(self.session(t), arrays)
             checkpoint.save(self._session_dir / "session", session.arrays(), {})
         if question == "train":
-            after = replace(after, state=state)
             self.state_file.save(message, mark_of(reply), before, after, self.agreement.of_states)
         return reply
 
@@ -228,15 +215,16 @@ class RemoteClient:
         return self.state_file.path.with_suffix(".session")
 
     def session(self, t: int | None = None) -> Any:
-        """The session of secure sums as its last answer left it, if it is of round t."""
+        """The session of secure sums as its last answer left it, which must be of round t; None if it is damaged."""
         from fedspan.replies.secure.client import Session
 
-        try:
+        found = None
+        with contextlib.suppress(CheckpointError, ProtocolError):
             found = Session.of(checkpoint.load(self._session_dir / "session")[0])
-        except CheckpointError:
-            raise ProtocolError("this client has no session; a new one begins with keys") from None
-        if t not in (None, found.round):
-            raise ProtocolError(f"the session is of round {found.round}, the question of round {t}")
+        if t is not None and (found is None or found.round != t):
+            raise ProtocolError(
+                f"this client has no session of round {t}; a new one begins with keys"
+            )
         return found
 
     def _round(self, t: int) -> Round:

@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-
 import fedspan
 from fedspan.core import wire
 from fedspan.core.digest import digest, digest_of_arrays
-from fedspan.core.errors import ProtocolError, ResumableError, one_of
-from fedspan.core.layout import Layout
+from fedspan.core.errors import ProtocolError, one_of
+from fedspan.core.layout import Layout, all_finite
 
 PROTOCOL = 4
-ANSWERS = ("ok", "lost", "refused", "failed")
 DESCRIBE, SUMS, EVALUATE = "describe", "sums", "evaluate"  # questions about a client's own data
-STATUSES = ("train", "keys", "shares", "unmask", DESCRIBE, SUMS, EVALUATE, *ANSWERS)
-# keys to unmask are of secure sums
+OPEN, SECURE = ("train", EVALUATE), ("train", "keys", "shares", "unmask")  # questions of a run
+STATUSES = {*OPEN, *SECURE, DESCRIBE, SUMS, "ok", "lost", "refused", "failed"}
 HEADER: dict[str, type] = {
     "protocol": int, "version": str, "fingerprint": str, "status": str, "t": int, "client": int, "accepted": int,
     "mark": int, "reason": str, "settings": str,
@@ -75,7 +71,7 @@ class RoundMessage:
     @property
     def bytes(self) -> int:
         """The payload: bytes of the arrays."""
-        return sum(array.numel() * array.element_size() for array in self.arrays.values())
+        return sum(array.nbytes for array in self.arrays.values())
 
 
 def mark_of(arrays: wire.Arrays) -> int:
@@ -100,10 +96,6 @@ class DroppedError(ProtocolError):
     def __init__(self, text: str, kind: str = "no reply", sent: bool = True) -> None:
         super().__init__(text)
         self.kind, self.sent = kind, sent
-
-
-class StalledError(ResumableError):
-    """No round can be done: the clients are away, or refuse."""
 
 
 class Channel(Protocol):
@@ -153,23 +145,23 @@ class Agreement:
         except (ValueError, TypeError, RecursionError):
             return message.reason
         differing = {key for key in {*here, *there} if here.get(key) != there.get(key)}
-        if not differing:
-            return message.reason
-        others = differing - {"model", KNOWN_START}  # which explain why these differ
-        key = min(others, default=KNOWN_START)
-        if not others and "model" in differing:
+        if others := differing - {"model", KNOWN_START}:  # which explain why these differ
+            key = min(others)
+            client, server = (str(one.get(key, "the default"))[:60] for one in (there, here))
+        elif "model" in differing:
             return (
                 "the model differs: give both ends the same tensors, projection and frozen weights"
             )
-        if not others and KNOWN_START in here and KNOWN_START in there:
+        elif not differing:
+            return message.reason
+        elif KNOWN_START in here and KNOWN_START in there:
             return (
                 f"the initial model differs, and with `{KNOWN_START}` clients are not sent it; give both ends the same "
                 f"weights, or remove `{KNOWN_START}`"
             )
-        client, server = (
-            str(one.get(key, "the default"))[:60] if others else str(KNOWN_START in one).lower()
-            for one in (there, here)
-        )
+        else:
+            key = KNOWN_START
+            client, server = (str(key in one).lower() for one in (there, here))
         return (
             f"{key} is {client} on the client and {server} on the server; give both the same spec"
         )
@@ -179,10 +171,11 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys. The patterns of a `rank` stay a list: the order in which they are tried decides the subspace."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
-        if isinstance(value, Mapping) and key != "rank":
+        nested = isinstance(value, Mapping)
+        if nested and key != "rank":
             flat |= _flatten(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = list(value.items()) if isinstance(value, Mapping) else value
+            flat[prefix + key] = list(value.items()) if nested else value
     return flat
 
 
@@ -191,12 +184,8 @@ def check_arrays(arrays: wire.Arrays, expected: wire.Arrays) -> None:
     if set(arrays) != set(expected):
         raise ProtocolError(f"the reply has arrays {sorted(arrays)}, expected {sorted(expected)}")
     for name, array in arrays.items():
-        if array.shape != expected[name].shape or array.dtype != expected[name].dtype:
-            there, here = ((tuple(a.shape), a.dtype) for a in (array, expected[name]))
+        there, here = ((tuple(a.shape), a.dtype) for a in (array, expected[name]))
+        if there != here:
             raise ProtocolError(f"array {name!r} is {there}, expected {here}")
-        if (
-            array.is_floating_point()
-            and not math.isfinite(float(array.sum()))
-            and not torch.isfinite(array).all()
-        ):
+        if array.is_floating_point() and array.numel() and not all_finite(array):
             raise ProtocolError(f"array {name!r} has values that are not finite")

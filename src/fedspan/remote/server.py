@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import time
 from collections import Counter
 from dataclasses import InitVar, dataclass, field, replace
@@ -21,53 +22,42 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
 from fedspan.core.bundle import Bundle, outside, weighted
-from fedspan.core.errors import DiskError, ProtocolError, SpecError, at_least, one_line
+from fedspan.core.errors import DiskError, ProtocolError, ResumableError, SpecError, one_line
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat
 from fedspan.core.round import Round
-from fedspan.core.sync import dated as redated
+from fedspan.core.sync import dated, subset
 from fedspan.engine.simulator import BUFFERS, without_zeros
 from fedspan.engine.states import ClientStates
 from fedspan.nn.problem import Evaluation
 from fedspan.remote.client import LAST_ROUND, RESTORE
 from fedspan.remote.messages import (
-    ANSWERS,
+    EVALUATE,
     Agreement,
     Channel,
     DroppedError,
     RoundMessage,
-    StalledError,
     check_arrays,
     mark_of,
     under,
 )
-from fedspan.remote.sites import evaluate
-from fedspan.replies.chain import OUTSIDE, Chain, Event, Replies
+from fedspan.remote.sites import LATE, MODEL, MOST, answers, is_evaluation
+from fedspan.replies.chain import OUTSIDE, Chain, Event, Places, Replies
 from fedspan.replies.clip import clipped, leaked
 from fedspan.replies.fixed_point import FixedPoint, clipped_values
 
 ROOM = 1024  # bytes per array of a reply for its name and header
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a round
+echoed = operator.attrgetter("t", "client", "accepted", "mark")  # what a reply repeats
 
 
-@dataclass
-class Exchange:
-    """What is sent in a round, and what it has brought so far, by place in the cohort."""
-
-    rnd: Round
-    down: Any
-    extra: wire.Arrays  # buffers, if any
-    sent: npt.NDArray[np.int64]  # payload bytes
-    masked: bool  # by secure sums
-    received: Counter[int] = field(default_factory=Counter)  # payload bytes
-    marks: dict[int, int] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+# of the clients whose replies count: places in the cohort, message, buffers; or why none counts
+Came = tuple[Places, Any, Vector | None] | str
 
 
 @dataclass(eq=False)
@@ -82,15 +72,14 @@ class RemoteTransport:
     agreement: Agreement
     min_replies: int = 1  # a round with fewer accepted replies changes nothing
     pause: float = 0.0  # seconds for which such a round is tried again; 0: it is counted
-    backup: InitVar[bool] = True  # whether to keep a copy of every client's state
+    backup: bool = True  # whether to keep a copy of every client's state
     copies_dir: InitVar[Path | None] = None  # directory for these copies; None: memory
     resume: InitVar[bool] = False  # whether an earlier process left its copies in `copies_dir`
     agreed: wire.Arrays = field(default_factory=dict)  # sent to clients that may not have it yet
 
     def __post_init__(
-        self, x0: Vector, clients: int, backup: bool, copies_dir: Path | None, resume: bool
+        self, x0: Vector, clients: int, copies_dir: Path | None, resume: bool
     ) -> None:
-        at_least("min_replies", self.min_replies, 1)
         self.accepted = np.zeros(clients, np.int64)  # updates per client
         self.marks = np.zeros(clients, np.int64)  # of the last of them
         self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
@@ -98,138 +87,120 @@ class RemoteTransport:
         self.over = False  # whether the last round cannot be tried again
         self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the download
         self._used: set[bytes] = set()  # public keys of secure sums
-        # Copies follow from the accepted replies. Private fields of a state cannot be copied: they start again.
-        self.private = self.method.private
         if type(self.method).update_client_state is Method.update_client_state:
             # refuses a state of which nothing says what a reply does to it, before round 0
-            nothing, rnd = Bundle(), cast(Any, None)
-            self.method.update_client_state(self.first, nothing, nothing, rnd)
-        without = self.private if backup else tuple(vars(self.first))
-        self.kept = backup
+            self.method.update_client_state(self.first, Bundle(), Bundle(), cast(Any, None))
+        # Copies follow from the accepted replies. Private fields of a state cannot be copied: they start again.
+        without = self.method.private if self.backup else tuple(vars(self.first))
         self.copies = ClientStates(
             self.first, clients, copies_dir, resume=resume, own=True, without=without
         )
 
     def exchange(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
         """Do a round with the clients that reply well; with too few of them it is tried again for a while."""
-        extra: wire.Arrays = {} if buffers is None else {BUFFERS: buffers}
-        began, delay, none = time.monotonic(), FIRST_DELAY, np.zeros(rnd.ids.shape[1], np.int64)
-        sent, events = none[None], tuple[Event, ...]()
+        self.rnd, self.down, self.masked = rnd, down, chain.secure is not None
+        self.extra = wire.Arrays() if buffers is None else {BUFFERS: buffers}
+        self.sent = Counter[int]()  # payload bytes to each client
+        self.events = list[Event]()
+        began, delay = time.monotonic(), FIRST_DELAY
         while True:
-            found = Exchange(rnd, down, extra, none.copy(), chain.secure is not None)
-            replies = (
-                self._secure_round(found, chain) if found.masked else self._round(found, chain)
-            )
-            sent, events = sent + found.sent, (*events, *found.events)
-            if len(replies.places) or not self.pause or self.over:
-                return replace(replies, sent=sent, events=events)
+            # of this attempt: payload bytes from each client, and the mark of its reply
+            self.received, self.replied = Counter[int](), dict[int, int]()
+            came = self._secure_round(chain) if self.masked else self._round(chain)
+            if isinstance(came, str):
+                self.events.append(Event("other", None, f"{came}; nothing counted"))
+                came = np.array([], np.int64), None, buffers
+            places, up, mean = came
+            clients = rnd.ids[0, places].tolist()
+            self.accepted[clients] += 1
+            self.marks[clients] = [self.replied[client] for client in clients]
+            if clients or not self.pause or self.over:
+                sent = np.array([[self.sent[client] for client in rnd.ids[0].tolist()]])
+                received = np.array([[self.received[client] for client in clients]])
+                del self.down, self.extra  # else the model would be held until the next round
+                return Replies(places, up, mean, sent, received, tuple(self.events))
             if time.monotonic() - began > self.pause:
-                last = "; ".join(event.text for event in events[-2:])
-                raise StalledError(
+                last = "; ".join(event.text for event in self.events[-2:])
+                raise ResumableError(
                     f"round {rnd.t} had fewer than {self.min_replies} accepted replies for {self.pause:g} s "
                     f"({last}); resume the run when the clients are back"
                 )
             time.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY)
 
-    def _round(self, found: Exchange, chain: Chain) -> Replies:
+    def _places(self, *clients: int) -> Places:
+        """The places of clients in the cohort, in order."""
+        return np.flatnonzero(np.isin(self.rnd.ids[0], clients))
+
+    def _round(self, chain: Chain) -> Came:
         """A round whose replies the server can read."""
-        rnd, cohort = found.rnd, found.rnd.ids.shape[1]
-        came = self._ask(
-            found,
-            "train",
-            {place: {} for place in range(cohort)},
-            self._expect(rnd, found.down, found.extra),
-        )
+        rnd, ids = self.rnd, self.rnd.ids[0]
+        like = self._expect(rnd, self.down, self.extra)
+        came = self._ask("train", {client: {} for client in ids.tolist()}, like)
+        places = self._places(*came)
         if chain.factor is not None:
-            order = sorted(came)
-            for arrays in (came[place] for place in order):
-                chain.came(_opened(arrays), arrays.get(BUFFERS))
-            for row, event in chain.all_came(rnd.subset(np.array(order, np.int64))):
-                came.pop(order[row], None)
-                found.events.append(event)
-        if len(came) < self.min_replies:
-            few = f"{len(came)} of {cohort} replies, fewer than {self.min_replies}; nothing counted"
-            return self._nothing(found, few)
-        places = np.array(sorted(came))
-        accepted = rnd.subset(places)
-        replies, beside = chain.gathering(accepted), []
+            for client in ids[places].tolist():
+                chain.came(_opened(came[client]), came[client].get(BUFFERS))
+            for row, event in chain.all_came(rnd.subset(places)):
+                came.pop(int(ids[places[row]]), None)
+                self.events.append(event)
+            places = self._places(*came)
+        if len(places) < self.min_replies:
+            return f"{len(places)} of {len(ids)} replies, fewer than {self.min_replies}"
+        replies, beside = chain.gathering(rnd.subset(places)), []
         for number, place in enumerate(places.tolist()):
             # one at a time: a large reply is not kept beside the mean
-            arrays = came.pop(place)
+            arrays = came.pop(int(ids[place]))
             beside += [arrays[BUFFERS]] if BUFFERS in arrays else []
             up = _opened(arrays)
-            self._copy(rnd.subset(np.array([place])), found.down, up)
+            self._copy(place, up)
             replies.add(number, up)
             del arrays, up
-        buffers = torch.cat(beside, 1) if beside else None
-        return self._accept(found, places, replies.reply(), buffers)
+        return places, replies.reply(), torch.cat(beside, 1) if beside else None
 
-    def _secure_round(self, found: Exchange, chain: Chain) -> Replies:
+    def _secure_round(self, chain: Chain) -> Came:
         """A round of which the server learns the sum alone."""
-        from fedspan.replies.secure.server import SecureSum, TooFewError
+        from fedspan.replies.secure.server import SecureSum
 
         assert chain.secure is not None
-        rnd, ids = found.rnd, found.rnd.ids[0].tolist()
-        like = self._expect(rnd, found.down, found.extra)
-        places = {client: place for place, client in enumerate(ids)}
-        fixed = FixedPoint.of(chain.secure, self.method.statistics)
-
-        def ask(
-            question: str, messages: dict[int, wire.Arrays], expected: wire.Arrays
-        ) -> dict[int, wire.Arrays]:
-            own = {places[client]: message for client, message in messages.items()}
-            answers = self._ask(found, question, own, expected)
-            return {ids[place]: arrays for place, arrays in answers.items()}
-
-        weights = None if rnd.weights is None else rnd.weights[0, :, 0].tolist()
-        length = 1 + sum(array.numel() for array in like.values())
+        rnd, ids = self.rnd, self.rnd.ids[0].tolist()
+        like = self._expect(rnd, self.down, self.extra)
+        weights = None
+        if rnd.weights is not None:
+            weights = dict(zip(ids, rnd.weights[0, :, 0].tolist(), strict=True))
         one = SecureSum(
-            ids, length, chain.secure, ask, self._used,
-            weights=None if weights is None else dict(zip(ids, weights, strict=True)),
+            ids,
+            1 + sum(array.numel() for array in like.values()),
+            chain.secure,
+            self._ask,
+            self._used,
+            weights=weights,
             about=f"{rnd.t} {self.agreement.fingerprint}",
-        )  # fmt: skip
+        )
         one.threshold = max(one.threshold, self.min_replies)
+        few = ""
         try:
             survivors, total = one.run()
-        except TooFewError as error:
-            few = f"{error}; nothing counted"
-        else:
-            few = ""
+        except ProtocolError as error:
+            few = str(error)
         self.over = bool(few) and one.asked == "unmask"  # clients help to open a round once
-        found.events += [Event("refused", client, text) for client, text in one.events]
+        self.events += [Event("refused", client, text) for client, text in one.events]
         if few:
-            return self._nothing(found, few)
-        counted = np.array(sorted(places[client] for client in survivors))
-        factors = sum(one.factors[client] for client in survivors)
+            return few
+        fixed = FixedPoint.of(chain.secure, self.method.statistics)
         totals, clipped = fixed.split(total, like)
-        mean = fixed.mean(totals, factors, len(counted), like)
+        factors = sum(one.factors[client] for client in survivors)
+        mean = fixed.mean(totals, factors, len(survivors), like)
         if clipped:
-            found.events.append(Event("other", None, clipped_values(clipped, chain.secure)))
-        buffers = found.extra[BUFFERS] + mean.pop(BUFFERS) if BUFFERS in mean else None
-        up: Any = weighted(wire.unpack(mean), rnd.subset(counted))
-        return self._accept(found, counted, up, buffers)
-
-    def _nothing(self, found: Exchange, few: str) -> Replies:
-        """A round that changes nothing."""
-        found.events.append(Event("other", None, few))
-        return Replies(np.array([], np.int64), None, found.extra.get(BUFFERS))
-
-    def _accept(
-        self, found: Exchange, places: npt.NDArray[np.int64], up: Any, buffers: Vector | None
-    ) -> Replies:
-        """Counts the updates of a round's clients."""
-        clients = found.rnd.ids[0, places]
-        self.accepted[clients] += 1
-        self.marks[clients] = [found.marks[place] for place in places.tolist()]
-        received = np.array([[found.received[place] for place in places.tolist()]])
-        return Replies(places, up, buffers, received=received)
+            self.events.append(Event("other", None, clipped_values(clipped, chain.secure)))
+        buffers = self.extra[BUFFERS] + mean.pop(BUFFERS) if BUFFERS in mean else None
+        places = self._places(*survivors)
+        return places, weighted(wire.unpack(mean), rnd.subset(places)), buffers
 
     # one question to some clients
 
     def _ask(
         self,
-        found: Exchange,
         question: str,
         messages: dict[int, wire.Arrays],
         expected: wire.Arrays,
@@ -239,96 +210,90 @@ class RemoteTransport:
         Whatever goes wrong with one reply is that client's failure, never the run's: it becomes an event.
 
         Args:
-            found: The round; sent and received bytes, marks and events are added to it.
             question: Such as "train", with which the download is sent.
-            messages: The arrays of the question, by place in the cohort.
+            messages: The arrays of the question, by client.
             expected: A reply as it must look.
         """
-        rnd, replies, lost, named = found.rnd, dict[int, wire.Arrays](), list[int](), set[int]()
-        most = sum(ROOM + array.numel() * array.element_size() for array in expected.values())
-        train = question == "train"
-        for again in (False, True):
-            asked: list[tuple[int, RoundMessage]] = []
-            for place in lost if again else messages:
-                client, arrays = int(rnd.ids[0, place]), messages[place]
-                if train and not again:
-                    first = {} if self.accepted[client] else self.agreed
-                    arrays = wire.pack(wire.pick(found.down, place)) | found.extra | arrays | first
-                elif again:
-                    try:
-                        arrays = self._restored(found, place) | found.extra | arrays | self.agreed
-                    except ProtocolError as error:
-                        text = f"cannot be brought back: {error}"
-                        found.events.append(Event("other", client, text))
-                        continue
+        train, again = question == "train", False
+        replies, heard, clients = dict[int, wire.Arrays](), set[int](), [*messages]
+        most = sum(ROOM + array.nbytes for array in expected.values())
+        while clients:
+            asked, lost = list[RoundMessage](), list[int]()
+            for client in clients:
+                arrays = messages[client]
+                try:
+                    if train:
+                        arrays = self._download(client, again) | self.extra | arrays
+                except ProtocolError as error:
+                    if not again:
+                        raise
+                    text = f"cannot be brought back: {error}"
+                    self.events.append(Event("other", client, text))
+                    continue
                 message = RoundMessage(
-                    question, rnd.t, client, int(self.accepted[client]), self.agreement.fingerprint,
+                    question, self.rnd.t, client, int(self.accepted[client]), self.agreement.fingerprint,
                     arrays, mark=int(self.marks[client]), max_reply=most,
                 )  # fmt: skip
-                found.sent[place] += message.bytes
-                asked.append((place, message))
-            lost = []
-            for index, reply in self.channel.deliver([m for _, m in asked]) if asked else ():
-                place, message = asked[index]
+                self.sent[client] += message.bytes
+                asked.append(message)
+            for index, reply in self.channel.deliver(asked):
+                message = asked[index]
+                client = message.client
+                heard.add(client)
                 try:
                     if isinstance(reply, DroppedError):
-                        found.sent[place] -= 0 if reply.sent else message.bytes
+                        self.sent[client] -= 0 if reply.sent else message.bytes
                         raise reply
-                    arrays = self._read(found, message, reply, expected)
-                    if place in replies:
+                    arrays = self._read(message, reply, expected)
+                    if client in replies:
                         raise ProtocolError("a second reply was dropped")
-                    replies[place] = arrays
-                    found.received[place] += reply.bytes
+                    replies[client] = arrays
+                    self.received[client] += reply.bytes
                     if train:
-                        found.marks[place] = mark_of(reply.arrays)
+                        self.replied[client] = mark_of(reply.arrays)
                 except DiskError:
                     raise
                 except Exception as error:
                     kind = error.kind if isinstance(error, DroppedError) else "other"
-                    if train and kind == "state lost" and not again and place not in lost:
-                        lost.append(place)
-                    named.add(place)
-                    found.events.append(Event(kind, message.client, one_line(error)))
-        late = f"no answer to {question!r} in time" if found.masked else "no reply in time"
-        for place in messages:
-            if place not in replies and place not in named:
-                found.events.append(Event("no reply", int(rnd.ids[0, place]), late))
+                    if train and kind == "state lost" and not again and client not in lost:
+                        lost.append(client)
+                    self.events.append(Event(kind, client, one_line(error)))
+            clients, again = lost, True
+        late = f"no answer to {question!r} in time" if self.masked else LATE
+        self.events += [
+            Event("no reply", client, late) for client in messages if client not in heard
+        ]
         return replies
 
     def _read(
-        self, found: Exchange, message: RoundMessage, reply: RoundMessage, expected: wire.Arrays
+        self, message: RoundMessage, reply: RoundMessage, expected: wire.Arrays
     ) -> wire.Arrays:
         """The arrays of a reply, clipped; the one place where a reply is refused.
 
         A masked reply cannot be tried, and has no norm: clients clip before they mask.
         """
-        if reply.status == "refused":
-            raise DroppedError(f"refused: {self.agreement.explain(reply)}", "refused")
-        if reply.status == "failed":
-            raise DroppedError(f"failed: {reply.reason}", "failed")
-        if any(
-            getattr(reply, one) != getattr(message, one)
-            for one in ("t", "client", "accepted", "mark")
-        ):
+        if reply.status in ("refused", "failed"):
+            raise DroppedError(f"{reply.status}: {self.agreement.explain(reply)}", reply.status)
+        if echoed(reply) != echoed(message):
             raise ProtocolError(f"a reply to another message (round {reply.t}) was dropped")
         if reply.status == "lost":
             raise DroppedError(f"state lost: {reply.reason}", "state lost")
-        if reply.status not in ANSWERS:
+        if reply.status != "ok":
             raise ProtocolError(f"a reply of status {reply.status!r} was dropped")
         arrays = reply.arrays
-        rnd = found.rnd.subset(np.flatnonzero(found.rnd.ids[0] == message.client))
+        rnd = self.rnd.subset(self._places(message.client))
         try:
             self.agreement.check(reply)
             check_arrays(arrays, expected)
             wrong = outside(self.method.statistics, arrays)
             if wrong is not None and wrong.any():
                 raise ProtocolError(OUTSIDE)
-            if found.masked:
+            if self.masked:
                 return arrays
             if rnd.privacy is not None:  # clients may not keep to it
-                adapted = {BUFFERS: arrays[BUFFERS]} if BUFFERS in arrays else {}
+                adapted = BUFFERS in arrays
                 clip = float(message.arrays[BUFFERS]) if adapted else rnd.privacy.clip
-                arrays = wire.pack(clipped(_opened(arrays), clip)[0]) | adapted
+                arrays = arrays | wire.pack(clipped(_opened(arrays), clip)[0])
         except ProtocolError as error:
             raise DroppedError(f"reply refused: {error}", "refused") from None
         if not all(array.is_floating_point() for array in arrays.values()):
@@ -345,29 +310,34 @@ class RemoteTransport:
 
     # the clients' states
 
-    def _restored(self, found: Exchange, place: int) -> wire.Arrays:
-        """What brings the state of a client back, and x in full."""
-        rnd, client = found.rnd, int(found.rnd.ids[0, place])
+    def _download(self, client: int, restore: bool) -> wire.Arrays:
+        """What a client is sent; with `restore` x in full, and what brings its lost state back."""
+        place = int(self._places(client)[0])
+        if not restore:
+            first = {} if self.accepted[client] else self.agreed
+            return wire.pack(wire.pick(self.down, place)) | first
         own = self.copies.take(np.array([client]), (1, 1))
         state = {f"{RESTORE}{name}": getattr(own, name) for name in self.copies.tables}
-        last_round = int(rnd.last_round[0, place]) if self.kept else -1
+        last_round = int(self.rnd.last_round[0, place]) if self.backup else -1
         state[f"{RESTORE}{LAST_ROUND}"] = torch.tensor([last_round])
-        private = f"; {', '.join(self.private)} starts again" if self.private else ""
-        words = f"state restored from the server's copy{private}"
-        if not self.kept:
-            words = "re-enters with an empty state: there is no copy of it"
-        found.events.append(Event("restored", client, words))
-        dated = redated(found.down, place, last_round)
-        return wire.pack(wire.pick(dated, place, full=True)) | state
+        words = "re-enters with an empty state: there is no copy of it"
+        if self.backup:
+            private = ", ".join(self.method.private)
+            words = "state restored from the server's copy"
+            words += f"; {private} starts again" if private else ""
+        self.events.append(Event("restored", client, words))
+        down = wire.pick(dated(self.down, place, last_round), place, full=True)
+        return wire.pack(down) | state | self.agreed
 
-    def _copy(self, rnd: Round, down: Any, up: Any) -> None:
-        """Renews the copy of the one client of `rnd` by its reply."""
+    def _copy(self, place: int, up: Any) -> None:
+        """Renews the copy of a client's state by its reply."""
         if not self.copies.tables:
             return
-        old = leaked(self.method, self.copies.take(rnd.ids[0], (1, 1)), rnd)
-        if (sync := down.get("sync")) is not None:
-            down = down.replace(sync=replace(sync, last_round=rnd.last_round))
-        self.copies.put(rnd.ids[0], self.method.update_client_state(old, down, up, rnd))
+        here = np.array([place])
+        one = self.rnd.subset(here)
+        old = leaked(self.method, self.copies.take(one.ids[0], (1, 1)), one)
+        new = self.method.update_client_state(old, subset(self.down, here), up, one)
+        self.copies.put(one.ids[0], new)
 
     def _expect(self, rnd: Round, down: Any, extra: wire.Arrays) -> wire.Arrays:
         """A reply as it must look, from the method's own step on a flat objective.
@@ -378,34 +348,33 @@ class RemoteTransport:
         sizes = tuple(part.numel() for part in parts if isinstance(part, torch.Tensor))
         if sizes not in self._expected:
             one = replace(rnd.subset(np.array([0])), overwrite=False)
-            _, up = self.method.client_step(self.first, down, Flat(), one)
+            own = wire.pick(down, 0, full=True)
+            _, up = self.method.client_step(self.first, own, Flat(), one)
             arrays = wire.pack(up) | extra
             self._expected[sizes] = {name: array.to("meta") for name, array in arrays.items()}
         return self._expected[sizes]
 
     def evaluate(self, run: Any) -> list[Evaluation]:
         """Every client's own evaluation of the model; events say whose is missing."""
-        events: list[Event] = []
-        found = evaluate(
-            self.channel,
-            [{} if count else self.agreed for count in self.accepted],
-            run.t,
-            self.agreement.fingerprint,
-            run.model(),
-            run.buffers,
-            events,
-        )
+        model = {MODEL: run.model().reshape(-1)}
+        if run.buffers is not None:
+            model[BUFFERS] = run.buffers.reshape(-1)
+        messages = [
+            RoundMessage(
+                EVALUATE, run.t, client, 0, self.agreement.fingerprint,
+                model | ({} if count else self.agreed), max_reply=MOST,
+            )
+            for client, count in enumerate(self.accepted)
+        ]  # fmt: skip
+        found, missing = answers(self.channel, messages, is_evaluation)
+        if missing:
+            run.note([one._replace(text=f"not evaluated: {one.text}") for one in missing.values()])
         rows = []
-        for client, one in sorted(found, key=lambda pair: pair[0]):
+        for client, one in sorted(found.items()):
+            about = {"client": run.problem.names[client]}
+            about |= {name: one[name] for name in ("data", "examples")}
             metrics = {k: math.nan if v is None else v for k, v in one["metrics"].items()}
-            about = {
-                "client": run.problem.names[client],
-                "data": one["data"],
-                "examples": one["examples"],
-            }
             rows.append((about | metrics, one["summaries"]))
-        if events:
-            run.note(events)
         return rows
 
     def save(self) -> wire.Arrays:
@@ -414,8 +383,10 @@ class RemoteTransport:
         return self._counts() | {f"copy.{name}": array for name, array in copies}
 
     def _counts(self) -> wire.Arrays:
-        counts = {"accepted": self.accepted, "marks": self.marks}
-        return {name: torch.from_numpy(count) for name, count in counts.items()}
+        return {
+            "accepted": torch.from_numpy(self.accepted),
+            "marks": torch.from_numpy(self.marks),
+        }
 
     def saved(self) -> None:
         """The checkpoint with what `save` gave is on disk."""

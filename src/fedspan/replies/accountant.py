@@ -16,7 +16,6 @@ import numpy as np
 from fedspan.core.callback import Callback
 from fedspan.core.errors import SpecError
 from fedspan.core.extras import needs
-from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 
 INTERVAL = 1e-3  # of the discretized privacy loss: ε is right to about this, and never too small
@@ -77,20 +76,10 @@ class ExampleEpsilon(Callback):
     All that a client sends and keeps follows from its noised gradients, so any method can be used.
     """
 
-    def __init__(self, settings: Privacy, problem: Problem) -> None:
-        rate = getattr(problem, "sampling_rate", None)
-        if rate is None:
-            raise SpecError(
-                "`privacy` of level 'example' needs a task with a torch model; use level 'client'"
-            )
-        if problem.buffers0 is not None:
-            raise SpecError(
-                "the model has buffers, such as running statistics of BatchNorm, which have no noise; with `privacy` "
-                "use GroupNorm or LayerNorm"
-            )
-        most = max(problem.examples(client) for client in range(problem.clients))
+    def __init__(self, settings: Privacy, problem: Any) -> None:
+        most = max(map(problem.examples, range(problem.clients)))
         check_delta(settings.delta, most, "examples of a client")
-        self.settings, self.rate = settings, float(rate())
+        self.settings, self.rate = settings, float(problem.sampling_rate())
 
     def measure(self, run: Any) -> dict[str, Any]:
         """ε after the local steps of all rounds so far."""

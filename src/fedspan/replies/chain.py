@@ -52,7 +52,7 @@ PIECE = 1 << 20  # numbers of a reply that are squared at once
 LEAST = 3  # replies of a round from which their median tells what is usual
 OUTSIDE = "its statistics are outside their ranges"
 KINDS = ("its norm", "the norm of its buffers")
-Norms = list[list[list[float]]]  # of each kind, run and client
+Places = npt.NDArray[np.int64]  # in the cohort
 Outliers = list[tuple[int, "Event"]]  # the places of replies that do not count, and why
 
 
@@ -67,21 +67,21 @@ class Event(NamedTuple):
 
 def in_words(t: int, events: Iterable[Event], names: Sequence[str] | None = None) -> list[str]:
     """The events of round t; where the same happens to many clients, it is one sentence with the first of them."""
-    clients: dict[str, list[Event]] = {}
+    same: dict[str, list[Event]] = {}
     for event in events:
-        clients.setdefault(event.text, []).append(event)
+        same.setdefault(event.text, []).append(event)
     told = []
     for event in events:
-        same, what = clients[event.text], one_line(event.text)
-        if event.client is None:
-            told.append(f"round {t}: {what}")
-        elif len(same) <= NAMED:
+        alike, who = same[event.text], ""
+        if event.client is not None and len(alike) <= NAMED:
             of_seed = "" if event.seed is None else f" of seed {event.seed}"
-            told.append(f"round {t}: {client_name(event.client, names)}{of_seed}: {what}")
-        elif event is same[0]:
-            first = [client_name(one.client or 0, names) for one in same[:NAMED]]
+            who = f"{client_name(event.client, names)}{of_seed}: "
+        elif event.client is not None:
+            first = [client_name(one.client or 0, names) for one in alike[:NAMED]]
             named = ", ".join(one.removeprefix("client ") for one in first)
-            told.append(f"round {t}: clients {named} and {len(same) - NAMED} more: {what}")
+            who = f"clients {named} and {len(alike) - NAMED} more: "
+        if event.client is None or len(alike) <= NAMED or event is alike[0]:
+            told.append(f"round {t}: {who}{one_line(event.text)}")
     return told
 
 
@@ -89,11 +89,11 @@ def in_words(t: int, events: Iterable[Event], names: Sequence[str] | None = None
 class Replies:
     """What came of a round's exchange: which places of the cohort replied, and what."""
 
-    places: npt.NDArray[np.int64]
+    places: Places
     up: Any  # the cohort's message of those places; anything where there are none
     buffers: Vector | None = None
-    sent: npt.NDArray[np.int64] | None = None  # (runs, S): bytes, if not the download's
-    received: npt.NDArray[np.int64] | None = None  # (runs, places): the same of the replies
+    sent: wire.Counts | None = None  # (runs, S): bytes, if not the download's
+    received: wire.Counts | None = None  # (runs, places): the same of the replies
     events: tuple[Event, ...] = ()
 
 
@@ -123,7 +123,8 @@ class Chain:
         self.factor = None if noise or secure else chosen.screen
         self.aggregator = None if isinstance(chosen.aggregator, Mean) else chosen.aggregator
         self.usual = [[0.0] * runs for _ in KINDS]  # the largest median norm of a round so far
-        self._came: list[Norms] = []  # of a round's replies that are screened one by one
+        # of the replies of a round: (kinds, runs, clients)
+        self._came: list[Vector] = []
 
     @staticmethod
     def of(
@@ -155,50 +156,40 @@ class Chain:
             found = [left_out(rnd, run, place, OUTSIDE) for run, place in wrong.nonzero().tolist()]
         if self.factor is None:
             return found
-        norms = self.norms(up, buffers)
+        self.came(up, buffers)
         if one_of_many:
-            self._came.append(norms)
-        return found + self.compared(norms, rnd, count=not one_of_many)
+            return found + self.compared(self._came[-1].tolist(), rnd, count=False)
+        return found + self.all_came(rnd)
 
     def came(self, up: Any, buffers: Vector | None) -> None:
         """Takes in one of a round's replies, to be compared with the others by `all_came`."""
-        self._came.append(self.norms(up, buffers))
-
-    def norms(self, up: Any, buffers: Vector | None) -> Norms:
-        """The norms of the payload of replies, and of the buffers with them, if any."""
-        found = [norms_of(payload(up).values()).tolist()]
-        return found if buffers is None else [*found, norms_of([buffers]).tolist()]
+        kinds: list[Iterable[Any]] = [payload(up).values()]
+        if buffers is not None:
+            kinds.append([buffers])
+        self._came.append(torch.stack([norms_of(kind) for kind in kinds]))
 
     def all_came(self, rnd: Round) -> Outliers:
         """Those of the replies since the last call, which were all of a round, that are too large."""
         came, self._came = self._came, []
-        kinds = [zip(*of_kind, strict=True) for of_kind in zip(*came, strict=True)]
-        joined = [[[norm for row in rows for norm in row] for rows in of_kind] for of_kind in kinds]
-        return self.compared(joined, rnd) if joined else []
+        return self.compared(torch.cat(came, -1).tolist(), rnd) if came else []
 
-    def compared(self, norms: Norms, rnd: Round, count: bool = True) -> Outliers:
+    def compared(self, norms: list[list[list[float]]], rnd: Round, count: bool = True) -> Outliers:
         """Those of a round's replies that are too large by their norms, which `count` in what is usual."""
         assert self.factor is not None
         found: Outliers = []
         for kind, usual, rows in zip(KINDS, self.usual, norms, strict=False):
             for run, row in enumerate(rows):
-                ordered = sorted(row)
-                median = ordered[(len(row) - 1) // 2]
+                median = sorted(row)[(len(row) - 1) // 2]
                 if count and len(row) >= LEAST and usual[run] < median < math.inf:
                     usual[run] = median
-                most = self.factor * usual[run]
-                if most and not ordered[-1] <= most:
+                known = usual[run]
+                most = self.factor * known or math.inf
+                for place, size in enumerate(row):
                     # NaN and infinity are no lies but divergence, which must show
-                    found += [
-                        left_out(
-                            rnd,
-                            run,
-                            place,
-                            f"{kind}, {size:.3g}, is {size / usual[run]:.3g} times the median, {usual[run]:.3g}",
-                        )
-                        for place, size in enumerate(row)
-                        if most < size < math.inf
-                    ]
+                    if most < size < math.inf:
+                        times = f"{size / known:.3g} times the median, {known:.3g}"
+                        why = f"{kind}, {size:.3g}, is {times}"
+                        found.append(left_out(rnd, run, place, why))
         return found
 
     # sum and noise

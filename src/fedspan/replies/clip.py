@@ -19,26 +19,23 @@ from fedspan.replies.chain import norms_of, shrunk
 MARGIN = 1 - 1e-6  # clients stay so far below the clip that rounding does not lead above it
 
 
-def scaled(part: Vector, norm: Vector, clip: float | Vector) -> Vector:
-    """A vector of a message of this norm, scaled so that the message's norm is at most `clip`; zeros if it is infinite.
-
-    Where the norm is within the clip, the numbers stay as they are.
-    """
-    factor = (clip / norm).clamp(max=1.0)  # C/∞ = 0; C/0 = ∞ → 1
-    small = torch.where(torch.isfinite(norm), part.double() * factor, 0.0).to(part.dtype)
-    return torch.where(norm <= clip, part, small)
-
-
 def clipped(message: Bundle, clip: float | Vector) -> tuple[Bundle, Vector]:
-    """(the message with a norm of at most `clip`, its norm before, (runs, clients, 1)); ∞ where that is not finite."""
-    parts = payload(message)
+    """(the message with a norm of at most `clip`, its norm before, (runs, clients, 1)); ∞ where that is not finite.
+
+    Where the norm is within the clip, the numbers stay as they are; where it is infinite, they become zeros.
+    """
+    parts, short = payload(message), {}
     for name, part in parts.items():
         if not (isinstance(part, torch.Tensor) and part.is_floating_point()):
             raise SpecError(
                 f"{name!r} of the reply is no vector of real numbers, so it has no norm"
             )
     norm = norms_of(parts.values()).unsqueeze(-1).nan_to_num(torch.inf, torch.inf)
-    return message.replace(**{n: scaled(v, norm, clip) for n, v in parts.items()}), norm
+    factor = (clip / norm).clamp(max=1.0)  # C/∞ = 0; C/0 = ∞ → 1
+    for name, part in parts.items():
+        scaled = torch.where(torch.isfinite(norm), part.double() * factor, 0.0)
+        short[name] = torch.where(norm <= clip, part, scaled.to(part.dtype))
+    return message.replace(**short), norm
 
 
 def leaked(method: Method, state: Any, rnd: Round) -> Any:

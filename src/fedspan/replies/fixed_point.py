@@ -42,8 +42,13 @@ class FixedPoint:
     def of(privacy: Privacy, statistics: Mapping[str, Ranges] | None = None) -> FixedPoint:
         """The format that the settings name."""
         private = privacy.clip is not None
-        scale, most = privacy.fixed_scale, privacy.fixed_range
-        return FixedPoint(privacy.secure_bits, scale, most, private, statistics or {})
+        return FixedPoint(
+            privacy.secure_bits,
+            privacy.fixed_scale,
+            privacy.fixed_range,
+            private,
+            statistics or {},
+        )
 
     def check(self, clients: int) -> None:
         """Raises where the sum of so many clients could overflow."""
@@ -56,7 +61,7 @@ class FixedPoint:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of the numbers modulo 2^bits."""
-        return np.dtype(np.uint32 if self.bits == 32 else np.uint64)
+        return np.dtype(f"u{self.bits // 8}")
 
     def encode(
         self, arrays: wire.Arrays, factor: float | Vector = 1.0
@@ -137,10 +142,8 @@ def fixed_point_mean(
 
 def shares_of(examples: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """How much each client of a sum counts, by (…, S) numbers of examples; 1 on average."""
-    shares: npt.NDArray[np.float64] = (
-        examples * examples.shape[-1] / examples.sum(-1, keepdims=True)
-    )
-    return shares
+    shares = examples * examples.shape[-1] / examples.sum(-1, keepdims=True)
+    return np.asarray(shares, np.float64)
 
 
 def clipped_values(count: int, privacy: Privacy) -> str:

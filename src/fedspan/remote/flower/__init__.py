@@ -23,7 +23,7 @@ try:
 except ImportError as missing:
     raise FedspanError("Flower is not installed; pip install 'fedspan[flower]'") from missing
 
-from fedspan.remote.flower.client import identify, load_spec, preparing, reply_to
+from fedspan.remote.flower.client import identify, load_spec, reply_to
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.flower.server import log, serve
 
@@ -64,7 +64,7 @@ def client_app(spec: Spec | Path | str) -> ClientApp:
     Returns:
         The app, to be named as `clientapp` in the `pyproject.toml` of a Flower app.
     """
-    app, prepare = ClientApp(), preparing(spec)
+    app = ClientApp()
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -72,6 +72,6 @@ def client_app(spec: Spec | Path | str) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return Message(reply_to(message, context, prepare), reply_to=message)
+        return Message(reply_to(message, context, spec), reply_to=message)
 
     return app

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -39,21 +38,23 @@ from fedspan.remote.messages import (
     MAX_REASON,
     SUMS,
     Agreement,
+    DroppedError,
     RoundMessage,
 )
 from fedspan.remote.sites import AGREED, MOST, TEXT, from_text, to_text
 
 IDENTITY, UNKNOWN = "identity", -1
 SERVER_ONLY = {
-    "eval_every",
-    "metrics",
-    "clients_per_round",
-    "participation",
-    "callbacks",
-    "search",
+    "eval_every", "metrics", "clients_per_round", "participation", "callbacks", "search",
+}  # fmt: skip
+TEXTS = {  # settings of a node's own config, and what to write
+    "module": "give an import name or a path ending in .py",
+    "privacy": "write a table in quotes, such as '{secure = true}'",
+    "data": "give the path of the file with this client's rows",
+    "metrics": 'name them in one text, such as "accuracy,auroc"',
+    "identity-key": "give the path of a file",
+    "roster": "give the path of a file",
 }
-Prepare = Callable[..., tuple[Spec, Problem | None]]
-# (changes of the spec, client, the node's own module, privacy and data, what was agreed on) → what it computes with
 
 
 def identify(context: Context) -> RecordDict:
@@ -66,36 +67,28 @@ def identify(context: Context) -> RecordDict:
     return RecordDict({IDENTITY: known})
 
 
-def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict:
+def reply_to(message: Message, context: Context, app_spec: Spec | Path | str) -> RecordDict:
     """The reply to a message; any error on this side becomes a refusal with its reason."""
+    reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "")
     try:
         config, client, node = (
             RunConfig.read(context.run_config),
             client_of(context),
             context.node_config,
         )
-        own = (
-            module_of(context),
-            text_in(context, "privacy", "write a table in quotes, such as '{secure = true}'"),
-            text_in(context, "data", "give the path of the file with this client's rows"),
-        )
-        header = dict(cast(ConfigRecord, message.content[HEADER]))
-        if header.get("status") in (DESCRIBE, SUMS):
-            received = read_message(message.content, MOST)
-            spec = prepare(config.changes, None, *own, "")[0]
-            return write_message(_about_data(spec, client, received))
+        own = module_of(context), text_in(context, "privacy"), text_in(context, "data")
+        asked = RoundMessage.read(dict(cast(ConfigRecord, message.content[HEADER])), {})
+        reply = replace(reply, t=asked.t, client=client, accepted=asked.accepted, mark=asked.mark)
+        if asked.status in (DESCRIBE, SUMS):
+            asked = read_message(message.content, MOST)
+            spec, _ = _prepare(app_spec, config.changes, None, *own, "")
+            answer = {TEXT: to_text(_about_data(spec, client, asked))}
+            return write_message(replace(asked, status="ok", arrays=answer))
         states = node.get("states-dir") or os.environ.get("FEDSPAN_STATES") or "~/.fedspan/states"
         state_file = StateFile.of(Path(str(states)).expanduser(), config.run_name, name_of(context))
         agreed = _agreed(message.content, state_file.path.with_suffix(".agreed"))
-        spec, problem = prepare(config.changes, client, *own, agreed)
-        if problem is None:
-            lost = {key: header[key] for key in ("t", "client", "accepted", "mark")}
-            why = "this client does not have what the clients agreed on before round 0"
-            fingerprint = str(header.get("fingerprint", ""))
-            return write_message(
-                RoundMessage("lost", fingerprint=fingerprint, reason=why, **cast(Any, lost))
-            )
-        received = read_message(message.content, max_bytes(problem))
+        spec, problem = _prepare(app_spec, config.changes, client, *own, agreed)
+        asked = read_message(message.content, max_bytes(problem))
         terms = None
         if spec.dp is not None and spec.dp.level == "client":  # else its gradients have the noise
             terms = Terms(spec.dp.clip or 0.0, spec.dp.leak)
@@ -112,21 +105,12 @@ def reply_to(message: Message, context: Context, prepare: Prepare) -> RecordDict
             spec.secure,
             identity_of(spec.secure, context),
             spec.participation.weights == "examples",
-            text_in(context, "metrics", 'name them in one text, such as "accuracy,auroc"')
-            if "metrics" in node
-            else None,
+            text_in(context, "metrics") if "metrics" in node else None,
         )
-        reply = client_end.reply(received)
+        return write_message(client_end.reply(asked))
     except Exception as error:  # a hostile download is refused like any other that cannot be read
-        reply = RoundMessage(
-            "refused", UNKNOWN, UNKNOWN, UNKNOWN, "", reason=one_line(error, MAX_REASON)
-        )
-    return write_message(reply)
-
-
-def preparing(spec: Spec | Path | str) -> Prepare:
-    """A function that loads the spec and builds a client's problem; Flower's simulation sends it to other processes."""
-    return functools.partial(_prepare, spec)
+        status = "lost" if isinstance(error, DroppedError) else "refused"
+        return write_message(replace(reply, status=status, reason=one_line(error, MAX_REASON)))
 
 
 @functools.lru_cache(maxsize=4)  # for all messages that one process replies to
@@ -138,34 +122,41 @@ def _prepare(
     privacy: str,
     data: str,
     agreed: str,
-) -> tuple[Spec, Problem | None]:
+) -> tuple[Spec, Any]:
+    """What a client computes with: the spec as it takes it, and its problem; None for no client.
+
+    Args:
+        spec: The app's own spec, or its file.
+        changes: The submitter's changes.
+        client: Its number.
+        module: The module of the node's config, as its privacy and its data; "" where it has none.
+        privacy: See `client_spec`.
+        data: See `client_spec`.
+        agreed: What the clients agreed on before round 0; "" where that is not known.
+    """
     changed = client_spec(spec, changes, module, privacy, data)
-    if client is None or (changed.task.of_sites is not None and not agreed):
+    if client is None:
         return changed, None
-    seeds, known = (changed.seed,), json.loads(agreed) if agreed else None
+    known = []
+    if changed.task.of_sites is not None:
+        if not agreed:
+            why = "this client does not have what the clients agreed on before round 0"
+            raise DroppedError(why, "state lost")
+        known = [json.loads(agreed)]
     with torch.inference_mode(False):
-        more = () if changed.task.of_sites is None else (known,)
-        problem = changed.task.client_problem(client, seeds, changed, *more)
+        problem = changed.task.client_problem(client, (changed.seed,), changed, *known)
     if changed.epochs is not None and changed.training.per_client:
         own = steps_of(changed.epochs, [problem.batches_of(client)])
         problem.steps = own.repeat(problem.clients)  # of the others nothing is known here
     return changed, problem
 
 
-def _about_data(spec: Spec, client: int, message: RoundMessage) -> RoundMessage:
+def _about_data(spec: Spec, client: int, message: RoundMessage) -> Any:
     """The answer to a question about a client's own data, before round 0."""
-    reply = replace(message, arrays={})
-    try:
-        asked = from_text(message.arrays.get(TEXT))
-        if message.status == DESCRIBE:
-            found: Any = spec.task.describe(client, (spec.seed,), spec)
-        else:
-            found = spec.task.sums(client, spec.seed, asked["schema"], bool(asked["about"]))
-    except FedspanError as error:
-        return replace(reply, status="failed", reason=one_line(error, MAX_REASON))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        return replace(reply, status="refused", reason=one_line(error, MAX_REASON))
-    return replace(reply, status="ok", arrays={TEXT: to_text(found)})
+    if message.status == DESCRIBE:
+        return spec.task.describe(client, (spec.seed,), spec)
+    asked = from_text(message.arrays.get(TEXT))
+    return spec.task.sums(client, spec.seed, asked["schema"], bool(asked["about"]))
 
 
 def _agreed(content: RecordDict, file: Path) -> str:
@@ -259,27 +250,23 @@ def client_of(context: Context) -> int:
 
 def identity_of(secure: Privacy | None, context: Context) -> Any:
     """By which a node signs its keys of secure sums, from its own config; None where they are not signed."""
-    if secure is None or not secure.secure_signed:
+    files = [text_in(context, name) for name in ("identity-key", "roster")]
+    if secure is None or not secure.secure_signed or not all(files):
         return None
     from fedspan.replies.secure.identity import Identity  # needs a library
 
-    key, roster = (context.node_config.get(name) for name in ("identity-key", "roster"))
-    if not isinstance(key, str) or not isinstance(roster, str):
-        raise SpecError(
-            "`privacy.secure_signed` needs identity-key and roster in the node's config: two files"
-        )
-    return Identity.read(Path(key).expanduser(), Path(roster).expanduser())
+    return Identity.read(*(Path(file).expanduser() for file in files))
 
 
 def module_of(context: Context) -> str:
     """The module that a node itself chose for its model and data; "" where it did not."""
-    given = text_in(context, "module", "give an import name or a path ending in .py")
+    given = text_in(context, "module")
     return str(Path(given).expanduser()) if given.endswith(".py") else given
 
 
-def text_in(context: Context, name: str, remedy: str) -> str:
+def text_in(context: Context, name: str) -> str:
     """A text of the node's own config; "" where it is not given."""
     given = context.node_config.get(name, "")
     if not isinstance(given, str):
-        raise SpecError(f"the node's config has {name} = {given!r}; {remedy}")
+        raise SpecError(f"the node's config has {name} = {given!r}; {TEXTS[name]}")
     return given

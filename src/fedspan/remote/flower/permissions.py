@@ -7,6 +7,7 @@ data may be learned from its replies is decided by the client.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -19,13 +20,21 @@ SETTABLE = {
     "rounds", "batch_size", "epochs", "clients_per_round", "seed", "device", "dtype", "metrics", "eval_every",
     "eval_clients_every", "method", "task", "training", "participation", "projection", "search", "privacy",
 }  # fmt: skip
-UNUSED = {"callbacks"}  # only the server uses them: the client keeps its own
+UNUSED = {"callbacks", "federation"}  # only the server uses them: the client keeps its own
 CODE = ("module", "module_dir")  # keys of a task that decide what is imported
-SPENDING = (
-    "clients_per_round",
-    "epochs",
-    "batch_size",
-)  # with a fixed noise they decide ε, as rounds and steps do
+# with a fixed noise they decide ε, as rounds and steps do
+SPENDING = ("clients_per_round", "epochs", "batch_size", "rounds")
+FLOOR = {  # how a run's setting must compare with the client's own, if the client has set the second one
+    "level": (operator.eq, "clip"),
+    "clip": (operator.le, "clip"),
+    "quantile": (operator.eq, "clip"),
+    "noise": (operator.ge, "noise"),
+    "epsilon": (operator.le, "epsilon"),
+    "delta": (operator.le, "epsilon"),
+    "secure": (operator.ge, "secure"),
+    "secure_signed": (operator.ge, "secure_signed"),
+    "secure_threshold": (operator.ge, "secure"),
+}
 
 
 def permitted(own: Table, run: Table, module: str) -> Table:
@@ -38,16 +47,18 @@ def permitted(own: Table, run: Table, module: str) -> Table:
     """
     run = {key: value for key, value in run.items() if key not in UNUSED}
     run |= {key: own[key] for key in UNUSED if key in own}
-    for key in sorted({*own, *run} - SETTABLE - UNUSED):
-        mine, theirs = (flat({key: table.get(key, {})}) for table in (own, run))
-        for place in (one for one in {**mine, **theirs} if mine.get(one) != theirs.get(one)):
+    mine, theirs = (
+        flat({key: value for key, value in table.items() if key not in SETTABLE | UNUSED})
+        for table in (own, run)
+    )
+    for place in {**mine, **theirs}:
+        if mine.get(place) != theirs.get(place):
             raise _refusal(place, theirs.get(place), "which a client decides itself")
     allowed = dict(_places(own))
     task = run.get("task")
     if module and isinstance(task, dict) and task.get("name") == "custom":
-        run["task"] = {key: value for key, value in task.items() if key not in CODE} | {
-            "module": module
-        }
+        kept = {key: value for key, value in task.items() if key not in CODE}
+        run["task"] = kept | {"module": module}
         allowed["task.module"] = module
     for key, value in _places(run):
         if allowed.get(key) != value and not (module and value.startswith(f"{module}:")):
@@ -67,47 +78,30 @@ def check_floor(spec: Spec, floor: Privacy | None, own: Spec | None) -> None:
         return
     given = spec.privacy
     if given is None:
-        table = tables.describe(floor)
-        changed = {key for key, value in table.items() if getattr(Privacy, key, None) != value}
-        told = ", ".join(f"privacy.{key} = {shown(table[key])}" for key in table if key in changed)
+        table = tables.describe(floor, changed=True)
+        told = ", ".join(f"privacy.{key} = {shown(value)}" for key, value in table.items())
         raise SpecError(
             f"the run has no `privacy`, but this client asks for {told}; set it for the run"
         )
-    private, fixed = floor.clip is not None, floor.noise is not None
-    limited = floor.epsilon is not None
-    weaker = {
-        "level": private and given.level != floor.level,
-        "clip": private and not at_most(given.clip, floor.clip),
-        "quantile": private and given.quantile != floor.quantile,
-        "noise": fixed and not at_most(floor.noise, given.noise),
-        "epsilon": limited and not at_most(given.epsilon, floor.epsilon),
-        "delta": limited and given.delta > floor.delta,
-        "secure": floor.secure > given.secure,
-        "secure_signed": floor.secure_signed > given.secure_signed,
-        "secure_threshold": floor.secure and given.secure_threshold < floor.secure_threshold,
-    }
-    for name in (name for name, less in weaker.items() if less):
-        raise SpecError(
-            f"the run has privacy.{name} = {shown(getattr(given, name))}, which protects this client less than its own "
-            f"{shown(getattr(floor, name))}; leave it, or set it to something stronger"
-        )
-    if not fixed or own is None:
+    for name, (holds, needed) in FLOOR.items():
+        theirs, mine, counts = getattr(given, name), getattr(floor, name), getattr(floor, needed)
+        if theirs is None or mine is None:
+            holds = operator.is_
+        if counts is not None and counts is not False and not holds(theirs, mine):
+            raise SpecError(
+                f"the run has privacy.{name} = {shown(theirs)}, which protects this client less than its own "
+                f"{shown(mine)}; leave it, or set it to something stronger"
+            )
+    if floor.noise is None or own is None:
         return
-    steps = (spec.method.local_steps, own.method.local_steps)
-    spent = {name: (getattr(spec, name), getattr(own, name)) for name in SPENDING}
-    spent |= {"rounds": (spec.rounds, min(spec.rounds, own.rounds))}
-    spent |= {"method.local_steps": steps} if floor.level == "example" else {}
-    for name, (theirs, mine) in spent.items():
-        if theirs != mine:
+    steps = ("method.local_steps",) if floor.level == "example" else ()
+    for name in (*SPENDING, *steps):
+        theirs, mine = map(operator.attrgetter(name), (spec, own))
+        if theirs != mine and not (name == "rounds" and theirs < mine):
             raise SpecError(
                 f"the run has {name} = {shown(theirs)}, and this client {shown(mine)}: with privacy.noise that would "
                 "spend another ε; leave it, or use privacy.epsilon in the app's spec"
             )
-
-
-def at_most(value: float | None, most: float | None) -> bool:
-    """Whether both are given, and one is at most the other."""
-    return value is not None and most is not None and value <= most
 
 
 def privacy_of(text: str) -> Privacy:

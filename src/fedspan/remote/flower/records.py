@@ -51,18 +51,18 @@ class RunConfig:
         for field in fields(RunConfig):
             key, kind = field.name.replace("_", "-"), type(field.default)
             value = config.get(key, field.default)
-            if kind is float and type(value) is int:
+            if kind is float:
+                (not_negative if key == "wait" else positive)(key, value)
                 value = float(value)
-            if key == "bind-clients" and type(value) is not bool and value != "auto":
-                raise SpecError(f'run config {key!r} must be true, false or "auto", got {value!r}')
-            if type(value) is not kind and key != "bind-clients":
-                raise SpecError(f"run config {key!r} must be {kind.__name__}, got {value!r}")
-            if key in ("timeout", "pause"):
-                positive(key, value)
-            elif key == "wait":
-                not_negative(key, value)
             elif kind is int:
                 at_least(key, value, 1)
+            elif key == "bind-clients":
+                if type(value) is not bool and value != "auto":
+                    raise SpecError(
+                        f'run config {key!r} must be true, false or "auto", got {value!r}'
+                    )
+            elif type(value) is not kind:
+                raise SpecError(f"run config {key!r} must be {kind.__name__}, got {value!r}")
             values[field.name] = value
         return RunConfig(**values)
 

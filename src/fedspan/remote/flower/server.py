@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -44,10 +45,6 @@ REPLY_POLL = 0.1  # seconds between two looks for replies
 NODE_POLL = 0.5  # seconds between two looks for clients that are not connected yet
 IDENTIFY_TIMEOUT = 60.0  # seconds in which a node must say which client it is
 AHEAD = 1.0  # seconds by which a key is registered before its node comes; a node's own takes one message
-_WORDS = {
-    True: ("authenticated", "bound to them"),
-    False: ("not authenticated", "not bound to them"),
-}
 
 
 @dataclass
@@ -58,15 +55,16 @@ class GridChannel:
     clients: int
     timeout: float
     roster: Roster | None = None  # the node of each client's number; None: the newest node
-    bound: bool | None = True  # whether the roster is kept to; None: if Flower authenticates nodes
+    auto: bool = False  # whether the roster is kept to only if Flower authenticates nodes
     identified: dict[int, int] = field(default_factory=dict)  # node → client, the newest last
     requests: dict[str, tuple[int, float]] = field(default_factory=dict)  # id → (node, deadline)
     refused: set[int] = field(default_factory=set)  # nodes
     silent: set[int] = field(default_factory=set)  # clients that did not reply when last asked
     news: list[str] = field(default_factory=list)  # what happened to nodes since the last round
     names: list[str] = field(init=False)  # the permanent name of each client
-    records_up: int = 0  # bytes of records, headers included
-    records_down: int = 0
+    records: Counter[str] = field(
+        default_factory=Counter
+    )  # bytes since the last round, with headers
 
     def __post_init__(self) -> None:
         self.names = [f"client-{client}" for client in range(self.clients)]
@@ -91,7 +89,7 @@ class GridChannel:
                 yield index, DroppedError("not connected", sent=False)
                 continue
             content = write_message(message)
-            self.records_down += count_bytes(content)
+            self.records["records_down"] += count_bytes(content)
             outgoing.append(
                 Message(content, node, "train", ttl=self.timeout + 60, group_id=str(message.t))
             )
@@ -103,29 +101,29 @@ class GridChannel:
             else:
                 yield index, DroppedError("the message could not be sent", sent=False)
 
+        def late() -> set[int]:
+            return {messages[index].client for index in waiting.values()}
+
         began = time.monotonic()
-        deadline = began + self.timeout
-        late = {messages[index].client for index in waiting.values()}
-        others = not late <= self.silent
+        deadline, others = began + self.timeout, not late() <= self.silent
         while waiting and time.monotonic() < deadline:
             for reply in self.grid.pull_messages(list(waiting)):
                 found = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if found is not None:
                     self.silent.discard(messages[found].client)
                     yield found, self._read(reply, messages[found].max_reply)
-            late = {messages[index].client for index in waiting.values()}
-            if others and late <= self.silent:
+            if others and late() <= self.silent:
                 deadline, others = min(deadline, 2 * time.monotonic() - began + GRACE), False
             if waiting:
                 time.sleep(REPLY_POLL)
-        self.silent |= late
+        self.silent |= late()
 
     def _read(self, reply: Message, max_bytes: int) -> RoundMessage | DroppedError:
         if reply.has_error():
             told = f"Flower error {reply.error.code}: {one_line(reply.error.reason)}"
             return DroppedError(told, "other")
         try:
-            self.records_up += count_bytes(reply.content)
+            self.records["records_up"] += count_bytes(reply.content)
             return read_message(reply.content, max_bytes)
         except Exception as error:  # of whatever kind: it is this client's failure, never the run's
             return DroppedError(f"reply refused: {one_line(error)}", "refused")
@@ -159,36 +157,41 @@ class GridChannel:
                 continue
             record = reply.content.get(IDENTITY)
             identity = dict(record) if isinstance(record, ConfigRecord) else {}
-            client = identity.get("client")
+            client, name = identity.get("client"), str(identity.get("name", ""))
             if isinstance(client, int) and 0 <= client < self.clients:
                 self.identified[node] = client
-                if NAME.fullmatch(name := str(identity.get("name", ""))):
+                if self._admits(node) and NAME.fullmatch(name):
                     self.names[client] = name
-                if self.bound:
-                    self._keep_to_roster(node)
             else:
                 self.refused.add(node)
                 own = f"it is client {client!r}, but the run has 0 to {self.clients - 1}"
                 log.warning("fedspan ignores a node: %s", one_line(identity.get("reason") or own))
 
-    def _keep_to_roster(self, node: int) -> None:
-        """Refuse a node that stands for a client of another node."""
-        if self.roster is not None and not self.roster.admits(self.identified[node], node):
-            client = self.identified.pop(node)
-            self.refused.add(node)
-            self.news.append(
-                f"node {node} is refused as {client_name(client, self.names)}, which belongs to another node"
-            )
+    def _admits(self, node: int) -> bool:
+        """Whether a node may stand for its client; one of another node's client is refused."""
+        client = self.identified[node]
+        if self.roster is None or self.auto or self.roster.admits(client, node):
+            return True
+        del self.identified[node]
+        self.refused.add(node)
+        self.news.append(
+            f"node {node} is refused as {client_name(client, self.names)}, which belongs to another node"
+        )
+        return False
 
     def decide_binding(self) -> None:
         """Bind clients to nodes if Flower authenticates these; decided once, when some are connected."""
-        if self.bound is not None or self.roster is None or not self.identified:
+        if not self.auto or not self.identified:
             return
         known = [_registered_before(node) for node in getattr(self.grid, "get_nodes", tuple)()]
-        self.bound = 2 * sum(known) > len(known)
-        for node in list(self.identified) if self.bound else ():
-            self._keep_to_roster(node)
-        log.info("nodes are %s, so clients are %s", *_WORDS[self.bound])
+        self.auto = False
+        if 2 * sum(known) > len(known):
+            log.info("nodes are authenticated, so clients are bound to them")
+            for node in list(self.identified):
+                self._admits(node)
+        else:
+            log.info("nodes are not authenticated, so clients are not bound to them")
+            self.roster = None
 
     def wait(self, seconds: float) -> None:
         """Wait until all clients are connected or the time is up."""
@@ -218,24 +221,19 @@ class RunLog(Callback):
     """The progress of a run: lines in Flower's log, and the bytes of Flower's records in the run's own."""
 
     channel: GridChannel
-    total: int
-    file: Path
     agreed: dict[str, Any]
-    logged: tuple[int, int] = (0, 0)  # bytes of records up and down until the last round
 
     def on_run_start(self, run: Loop) -> None:
         """Continue the roster of an interrupted run, and keep what the clients agreed on."""
-        if self.agreed:
-            write_table(self.file, self.agreed)
+        if self.agreed and run.run_dir is not None:
+            write_table(run.run_dir / AGREED_FILE, self.agreed)
         if self.channel.roster is not None:  # also if it is decided later whether clients are bound
             self.channel.roster.belongs(run.id)
 
     def on_round_end(self, run: Loop) -> None:
         """Count the bytes of the records, and note which nodes were refused."""
-        now = (self.channel.records_up, self.channel.records_down)
-        for name, new, old in zip(("records_up", "records_down"), now, self.logged, strict=True):
-            run.carried[name] = run.carried.get(name, 0) + new - old
-        self.logged = now
+        for name in ("records_up", "records_down"):
+            run.carried[name] = run.carried.get(name, 0) + self.channel.records.pop(name, 0)
         if self.channel.news:
             run.note([Event("refused", None, text) for text in self.channel.news])
             self.channel.news.clear()
@@ -253,7 +251,7 @@ class RunLog(Callback):
             if name not in DETAILS and not name.startswith(("clients_", "worst_"))
         )
         sizes = f"{row.up_bytes[0] / 1e6:.3f} MB up  {row.down_bytes[0] / 1e6:.3f} MB down"
-        log.info("fedspan round %d of %d  %s  %s", row.round, self.total, values, sizes)
+        log.info("fedspan round %d of %d  %s  %s", row.round, run.rounds, values, sizes)
 
 
 def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
@@ -265,8 +263,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     refusals.check(spec, server=config)
     run_dir, method = Path(config.run_dir).expanduser(), spec.method
     roster = Roster.at(run_dir / ROSTER) if config.bind_clients else None
-    decided = config.bind_clients is True or bool(roster and roster.nodes)
-    bound = True if decided else None
+    auto = config.bind_clients == "auto" and roster is not None and not roster.nodes
 
     # --- What the clients agree on before round 0 ---
     asked, problem = spec.task.of_sites, None
@@ -282,7 +279,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         raise SpecError(
             'a server has to know how many clients there are; set task.partition = {name = "natural", clients = 3}'
         )
-    channel = GridChannel(grid, count, config.timeout, roster, bound)
+    channel = GridChannel(grid, count, config.timeout, roster, auto)
     channel.wait(config.wait)
     weighted = spec.participation.weights == "examples" and (
         problem is None or isinstance(problem, TorchProblem)
@@ -293,14 +290,9 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         if config.resume and kept.exists():
             agreed = read_table(kept, {"examples": list[int]})
         else:
+            patience = max(config.wait, 1.0)
             fingerprint = digest(spec.identity(), size=6)
-            agreed = gather(
-                channel,
-                channel.names,
-                fingerprint=fingerprint,
-                patience=max(config.wait, 1.0),
-                asked=asked,
-            )
+            agreed = gather(channel, channel.names, fingerprint, patience, asked)
         if len(agreed["examples"]) != count:
             raise SpecError(f"{str(kept)!r} is of {len(agreed['examples'])} clients, not {count}")
     if problem is None:
@@ -313,9 +305,9 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         most = int(problem.steps.argmax())
         if problem.steps[most] > UNEVEN * np.median(problem.steps):
             raise SpecError(
-                f"{client_name(most, channel.names)} would take {problem.steps[most]:,} local steps, over {UNEVEN} times "
-                "the median: its number of examples, by which all clients' steps are scaled, may be wrong; check it, or "
-                "leave out `training.per_client`"
+                f"{client_name(most, channel.names)} would take {problem.steps[most]:,} local steps, over {UNEVEN} "
+                "times the median: its number of examples, by which all clients' steps are scaled, may be wrong; check "
+                "it, or leave out `training.per_client`"
             )
     names = channel.names
     if len(set(names)) < count:
@@ -334,7 +326,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         copies_dir=run_dir / "copies", resume=config.resume,
         agreed={AGREED: to_text(agreed)} if asked is not None else {},
     )  # fmt: skip
-    run_log = RunLog(channel, spec.rounds, run_dir / AGREED_FILE, agreed)
+    run_log = RunLog(channel, agreed)
     more: list[Callback] = [run_log, *spec.callbacks]
     if spec.eval_clients_every is not None:
         every = spec.eval_clients_every

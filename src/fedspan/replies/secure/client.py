@@ -20,17 +20,19 @@ different numbers, keys, clients or rounds to two clients gets a sum from which 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedspan.core.errors import ProtocolError
 from fedspan.core.privacy import LEAST, Privacy
 from fedspan.core.wire import Arrays
 from fedspan.replies.fixed_point import FixedPoint, Numbers, shares_of
-from fedspan.replies.secure.identity import SIGNATURE, Identity
+from fedspan.replies.secure.identity import SIGNATURE
 from fedspan.replies.secure.keys import (
     KEY,
     NONCE,
@@ -52,7 +54,7 @@ ARRAYS = {  # of each question, in order: bytes, lists of clients, and a thresho
     "train": ("session", "sharers", "shares"),
     "unmask": ("session", "survivors"),
 }
-PHASES = tuple(ARRAYS)
+PHASES, BYTES = tuple(ARRAYS), ("session", "keys", "shares")
 COUNT = 8  # bytes of a number of examples
 ANNOUNCED = 3 * KEY + COUNT  # two public keys, a commitment, and a number of examples
 MOST_EXAMPLES = 1 << 40  # of a client: sums and quotients of such numbers are exact
@@ -68,17 +70,15 @@ class Member:
 
     client: int
     privacy: Privacy
-    identity: Identity | None = None  # where keys are signed
+    identity: Any = None  # an `Identity`, where keys are signed
     examples: int | None = None  # by which it counts; None: all clients count alike
     settings: str = ""  # a fingerprint of all that clients must have in common
 
-    def signer(self) -> Identity:
-        """The identity, which must be there."""
-        if self.identity is None:
+    def __post_init__(self) -> None:
+        if self.privacy.secure_signed and self.identity is None:
             raise ProtocolError(
                 "`privacy.secure_signed` needs identity-key and roster in the config of this client's node"
             )
-        return self.identity
 
     def announced(self, session: Session) -> bytes:
         """What this client says of itself at the first question."""
@@ -121,27 +121,22 @@ class Session:
                 "the session of this client is damaged; a new one begins with keys"
             ) from None
 
-    def key(self, other: int, purpose: str) -> bytes:
-        """What this client agreed on with another one: for shares from or to it, or for the mask of the two."""
-        mine, pair = int(purpose == "mask"), (min(self.client, other), max(self.client, other))
+    def key(self, purpose: str, sender: int, receiver: int) -> bytes:
+        """What this client agreed on with another one: for shares from one to the other, or for the mask of the two."""
+        other, mine = receiver if sender == self.client else sender, int(purpose == "mask")
         theirs = self.keys[self.clients.tolist().index(other), mine * KEY : (mine + 1) * KEY]
-        clients = {"mask": pair, "to": (self.client, other), "from": (other, self.client)}[purpose]
-        kind = "mask" if purpose == "mask" else "shares"
-        return agreed_key(
-            to_bytes(self.private[mine]), to_bytes(theirs), kind, to_bytes(self.roster), *clients
-        )
+        own, roster = to_bytes(self.private[mine]), to_bytes(self.roster)
+        return agreed_key(own, to_bytes(theirs), purpose, roster, sender, receiver)
 
     def factor(self) -> float:
         """How much this client counts in the sum; 1 on average over the roster."""
-        factors = shares_of(np.array([count_in(row) for row in self.keys]))
-        return float(factors[self.clients.tolist().index(self.client)])
+        return float(factors_of(self.keys)[self.clients.tolist().index(self.client)])
 
     def opened_shares(self) -> list[bytes]:
         """The two shares that each client sent to this one."""
-        pairs = zip(self.shares, self.sharers.tolist(), strict=True)
         return [
-            unseal(self.key(other, "from"), to_bytes(sealed)) or UNREADABLE * 2
-            for sealed, other in pairs
+            unseal(self.key("shares", other, self.client), to_bytes(sealed)) or UNREADABLE * 2
+            for sealed, other in zip(self.shares, self.sharers.tolist(), strict=True)
         ]
 
     def check_those(self, chosen: list[int], known: torch.Tensor) -> None:
@@ -169,10 +164,10 @@ def read(
     found: list[Any] = []
     for name in ARRAYS[phase]:
         array, told = own.pop(name, None), f"array {NAMED + name!r}"
-        dtype = torch.uint8 if name in ("session", "keys", "shares") else torch.int64
+        dtype = torch.uint8 if name in BYTES else torch.int64
         if array is None or array.dtype != dtype:
             raise ProtocolError(f"the message has no {told} of type {dtype}")
-        if dtype == torch.uint8:
+        if name in BYTES:
             shape = (len(found[1]), wide) if found else (SESSION,)
             if array.shape != shape:
                 raise ProtocolError(
@@ -184,16 +179,15 @@ def read(
             if numbers != sorted(set(numbers)) or min(numbers, default=0) < 0:
                 raise ProtocolError(f"{told} must name clients in order, each once")
             found.append(numbers)
-        if name == "session" and current is not None:
-            if not torch.equal(current.id, array):
-                raise ProtocolError(
-                    "the question is of another session; a new one begins with keys"
-                )
-            if (number := PHASES.index(phase)) != current.answered:
-                answered = "has been answered" if number < current.answered else "comes too early"
-                raise ProtocolError(
-                    f"the question {phase!r} of the session {answered}; it is answered once, in its turn"
-                )
+        if name != "session" or current is None:
+            continue
+        if not torch.equal(current.id, array):
+            raise ProtocolError("the question is of another session; a new one begins with keys")
+        if (number := PHASES.index(phase)) != current.answered:
+            answered = "has been answered" if number < current.answered else "comes too early"
+            raise ProtocolError(
+                f"the question {phase!r} of the session {answered}; it is answered once, in its turn"
+            )
     if own:
         raise ProtocolError(f"the question {phase!r} has no array {NAMED + min(own)!r:.60}")
     return found
@@ -207,6 +201,11 @@ def width(privacy: Privacy) -> int:
 def count_in(row: torch.Tensor) -> int:
     """The number of examples in what a client has announced."""
     return int.from_bytes(to_bytes(row[3 * KEY : ANNOUNCED]), "little")
+
+
+def factors_of(rows: Iterable[torch.Tensor]) -> npt.NDArray[np.float64]:
+    """How much each client of a roster counts, by what they have announced."""
+    return shares_of(np.array([count_in(row) for row in rows]))
 
 
 def roster_hash(
@@ -232,7 +231,7 @@ def advertise(
     begun = Session(1, session, member.client, t, private, opened_round=opened_round, opened=opened)
     announced = member.announced(begun)
     if member.privacy.secure_signed:
-        announced += member.signer().sign(announced, to_bytes(session), member.client)
+        announced += member.identity.sign(announced, to_bytes(session), member.client)
     return begun, {"keys": to_tensor(announced)}
 
 
@@ -266,7 +265,7 @@ def share(session: Session, message: Arrays, member: Member) -> tuple[Session, A
             raise ProtocolError(f"client {client} would count by {examples} examples, but {why}")
         if privacy.secure_signed:
             announced, signature = to_bytes(row[:ANNOUNCED]), to_bytes(row[ANNOUNCED:])
-            member.signer().check(announced, signature, name, client)
+            member.identity.check(announced, signature, name, client)
     session = replace(
         session,
         answered=2,
@@ -278,7 +277,7 @@ def share(session: Session, message: Arrays, member: Member) -> tuple[Session, A
     points = [client + 1 for client in clients]
     seeds, privates = (split(to_bytes(session.private[i]), threshold, points) for i in (2, 1))
     sealed = [
-        seal(session.key(to, "to"), seed + private)
+        seal(session.key("shares", session.client, to), seed + private)
         for to, seed, private in zip(clients, seeds, privates, strict=True)
     ]
     return session, {"shares": to_tensor(b"".join(sealed)).reshape(-1, SEALED)}
@@ -297,7 +296,8 @@ def mask(session: Session, message: Arrays, numbers: Numbers) -> tuple[Session, 
         raise ProtocolError("a client did not seal its shares with the keys that it signed")
     for other in sharers:
         if other != session.client:
-            add_mask(numbers, session.key(other, "mask"), 1 if session.client < other else -1)
+            pair = sorted((session.client, other))
+            add_mask(numbers, session.key("mask", *pair), 1 if session.client < other else -1)
     add_mask(numbers, to_bytes(session.private[2]))
     return session, {"masked": torch.from_numpy(numbers.view(f"i{numbers.itemsize}"))}
 

@@ -81,7 +81,4 @@ def add_mask(total: Numbers, seed: bytes, sign: int = 1) -> None:
         part = total[start : start + step]
         mask = drawn[: part.size]
         stream.update_into(memoryview(ZEROS)[: part.nbytes], mask.view(np.uint8).data)
-        if sign > 0:
-            part += mask
-        else:
-            part -= mask
+        (np.add if sign > 0 else np.subtract)(part, mask, out=part)

@@ -7,6 +7,7 @@ shares of the others, while at least t clients are left.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,11 +19,12 @@ import torch
 from fedspan.core.errors import ProtocolError
 from fedspan.core.privacy import Privacy
 from fedspan.core.wire import Arrays
-from fedspan.replies.fixed_point import FixedPoint, Numbers, shares_of
+from fedspan.replies.fixed_point import FixedPoint, Numbers
 from fedspan.replies.secure.client import (
     NAMED,
     SEALED,
     count_in,
+    factors_of,
     roster_hash,
     to_bytes,
     to_tensor,
@@ -43,14 +45,10 @@ Ask = Callable[[str, dict[int, Arrays], Arrays], dict[int, Arrays]]
 """(question, message to each client, an answer as it must look) → the answers that arrived."""
 
 
-class TooFewError(ProtocolError):
-    """Fewer clients than the threshold are left, or they cannot remove the masks: the round changes nothing."""
-
-
 def check_enough(phase: str, count: int, clients: int, threshold: int) -> None:
     """Raises where fewer clients than the threshold have answered a question."""
     if count < threshold:
-        raise TooFewError(
+        raise ProtocolError(
             f"{count} of {clients} clients answered {phase!r}, fewer than the threshold of {threshold}"
         )
 
@@ -90,15 +88,14 @@ class SecureSum:
         """(the clients whose vectors are in the sum, the sum modulo 2^bits).
 
         Raises:
-            TooFewError: Nothing can be counted.
+            ProtocolError: Fewer clients than the threshold are left, or they cannot remove the masks.
         """
         # 1  keys
         none = dict.fromkeys(self.clients, Arrays())
         answers = self._question("keys", none, keys=(torch.uint8, (width(self.privacy),)))
         keys = self._usable({client: answer["keys"] for client, answer in answers.items()})
         clients, rows = list(keys), torch.stack([*keys.values()])
-        factors = shares_of(np.array([count_in(row) for row in rows]))
-        self.factors = dict(zip(clients, factors.tolist(), strict=True))
+        self.factors = dict(zip(clients, factors_of(rows).tolist(), strict=True))
         roster = roster_hash(self.id, self.about, self.threshold, clients, rows)
 
         # 2  shares
@@ -107,11 +104,12 @@ class SecureSum:
         form = (torch.uint8, (len(clients), SEALED))
         sealed = self._question("shares", dict.fromkeys(clients, told), shares=form)
         sharers = sorted(sealed)
-        relayed = {}
-        for place, one in enumerate(clients):
-            if one in sealed:
-                to_one = torch.stack([sealed[other]["shares"][place] for other in sharers])
-                relayed[one] = {"sharers": torch.tensor(sharers), "shares": to_one}
+        everyone = torch.stack([sealed[other]["shares"] for other in sharers], 1)
+        relayed = {
+            one: {"sharers": torch.tensor(sharers), "shares": shares}
+            for one, shares in zip(clients, everyone, strict=True)
+            if one in sealed
+        }
 
         # 3  the masked replies
         kind = torch.int32 if self.fixed.bits == 32 else torch.int64
@@ -123,24 +121,22 @@ class SecureSum:
         # 4  the self masks of the survivors, and the pairwise masks of the others, go
         named = {one: {"survivors": torch.tensor(survivors)} for one in survivors}
         opened = self._question("unmask", named, shares=(torch.uint8, (len(sharers), SHARE)))
-        wrong: Counter[int] = Counter()
+        wrong = Counter[int]()
         for row, client in enumerate(sharers):
             shares = {one + 1: to_bytes(opened[one]["shares"][row]) for one in opened}
             own, alive = to_bytes(keys[client]), client in survivors
-
-            def fits(secret: bytes, own: bytes = own, client: int = client) -> bool:
-                """Whether a secret is what the client has announced: its seed, or else its private key."""
-                if client in survivors:
-                    return commitment(secret, self.id, client) == own[2 * KEY : 3 * KEY]
-                return public_key(secret) == own[KEY : 2 * KEY]
-
+            # what the client has announced of its seed, or else of its private key
+            public, known = public_key, own[KEY : 2 * KEY]
+            if alive:
+                public = functools.partial(commitment, session=self.id, client=client)
+                known = own[2 * KEY : 3 * KEY]
             try:
-                secret, points = recover(shares, self.threshold, fits)
+                secret, points = recover(shares, self.threshold, public, known)
             except ProtocolError as error:
-                raise TooFewError(
+                raise ProtocolError(
                     f"the mask of client {client} cannot be removed: {error}"
                 ) from None
-            wrong.update(point - 1 for point in points)
+            wrong.update(points)
             if alive:
                 add_mask(total, secret, -1)
             for other in () if alive else survivors:
@@ -149,7 +145,8 @@ class SecureSum:
                 seed = agreed_key(secret, theirs, "mask", to_bytes(roster), *pair)
                 add_mask(total, seed, -1 if other < client else 1)
         self.events += [
-            (one, f"{count} of the shares that it sent were wrong") for one, count in wrong.items()
+            (point - 1, f"{count} of the shares that it sent were wrong")
+            for point, count in wrong.items()
         ]
         return survivors, total
 
@@ -157,12 +154,9 @@ class SecureSum:
         self, phase: str, messages: dict[int, Arrays], **looks: tuple[torch.dtype, tuple[int, ...]]
     ) -> dict[int, Arrays]:
         """The well-formed answers to a question; at least as many as the threshold."""
-        self.asked = phase
+        self.asked, session = phase, to_tensor(self.id)
         whole = {
-            client: {
-                f"{NAMED}{name}": array
-                for name, array in ({"session": to_tensor(self.id)} | message).items()
-            }
+            client: {f"{NAMED}{name}": one for name, one in {"session": session, **message}.items()}
             for client, message in messages.items()
         }
         expected = {
@@ -189,11 +183,10 @@ class SecureSum:
                     agreed_key(probe, key, "", self.id)
                 if len(own) < 2 or own & self.used:
                     raise ProtocolError("its keys were used before")
+                self.used |= own
+                found[client] = rows[client]
             except ProtocolError as error:
                 self.events.append((client, str(error)))
-                continue
-            self.used |= own
-            found[client] = rows[client]
         # the numbers of examples must be in proportion to the weights that the server knows
         ratios = {
             client: count_in(row) / (1.0 if self.weights is None else self.weights[client])
@@ -202,12 +195,8 @@ class SecureSum:
         usual = float(np.median([*ratios.values()])) if ratios else 1.0
         for client, ratio in ratios.items():
             if not 0.999 < ratio / (usual + 1e-300) < 1.001:
-                count = count_in(found.pop(client))
-                self.events.append(
-                    (
-                        client,
-                        f"it would count by {count} examples, which is not what the server knows",
-                    )
-                )
+                examples = count_in(found.pop(client))
+                why = f"it would count by {examples} examples, which is not what the server knows"
+                self.events.append((client, why))
         check_enough("keys", len(found), len(self.clients), self.threshold)
         return found

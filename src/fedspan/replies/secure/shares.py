@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fedspan.core.errors import ProtocolError
 
@@ -20,13 +20,11 @@ MOST_TRIES = 200  # subsets of shares that are tried where some are wrong
 
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> list[bytes]:
     """One share for each point, of which `threshold` give the secret."""
-    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)] + [
-        int.from_bytes(secret, "big")
-    ]
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     shares = []
     for point in points:
         value = 0
-        for coefficient in coefficients:
+        for coefficient in (*coefficients, int.from_bytes(secret, "big")):
             value = (value * point + coefficient) % PRIME
         shares.append(value.to_bytes(SHARE, "big"))
     return shares
@@ -39,45 +37,34 @@ def combine(shares: Mapping[int, bytes]) -> bytes | None:
 
 
 def recover(
-    shares: Mapping[int, bytes], threshold: int, is_secret: Callable[[bytes], bool]
-) -> tuple[bytes, frozenset[int]]:
-    """(the secret, the points whose share is wrong), where `is_secret` knows the right one.
+    shares: Mapping[int, bytes], threshold: int, public: Callable[[bytes], bytes], known: bytes
+) -> tuple[bytes, list[int]]:
+    """(the secret whose `public` is known, the points whose share is wrong).
 
     Raises:
         ProtocolError: There are too few right shares, or more wrong ones than can be searched for.
     """
-    valid = {
-        point: share for point, share in shares.items() if int.from_bytes(share, "big") < PRIME
-    }
-    for chosen in _subsets(sorted(valid), threshold):
-        good = {point: valid[point] for point in chosen}
+    valid = sorted(p for p, share in shares.items() if int.from_bytes(share, "big") < PRIME)
+    ring = valid * 2 if len(valid) >= threshold else []
+    # neighbors on a ring, each of which leaves out other points, then a number of any others
+    neighbors = (sorted(ring[start : start + threshold]) for start in range(len(ring) // 2))
+    others = itertools.islice(itertools.combinations(valid, threshold), MOST_TRIES)
+    for chosen in dict.fromkeys(map(tuple, itertools.chain(neighbors, others))):
+        good = {point: shares[point] for point in chosen}
         secret = combine(good)
-        if secret is not None and is_secret(secret):
-            others = (point for point in shares if point not in good)
-            return secret, frozenset(
-                p for p in others if _value_at(p, good) != int.from_bytes(shares[p], "big")
-            )
+        if secret is not None and public(secret) == known:
+            return secret, [
+                p for p, s in shares.items() if _value_at(p, good) != int.from_bytes(s, "big")
+            ]
     raise ProtocolError(
         f"{len(valid)} shares do not give the secret, of which {threshold} right ones are needed"
     )
 
 
-def _subsets(points: list[int], threshold: int) -> Iterable[tuple[int, ...]]:
-    """The subsets to try: neighbors on a ring, each of which leaves out other points, then a number of any others."""
-    if len(points) < threshold:
-        return ()
-    ring = points + points
-    neighbors = (tuple(sorted(ring[start : start + threshold])) for start in range(len(points)))
-    others = itertools.islice(itertools.combinations(points, threshold), MOST_TRIES)
-    return dict.fromkeys(itertools.chain(neighbors, others))
-
-
 def _value_at(x: int, shares: Mapping[int, bytes]) -> int:
     weights = _lagrange(x, tuple(shares))
-    return (
-        sum(w * int.from_bytes(s, "big") for w, s in zip(weights, shares.values(), strict=True))
-        % PRIME
-    )
+    values = (int.from_bytes(share, "big") for share in shares.values())
+    return sum(w * value for w, value in zip(weights, values, strict=True)) % PRIME
 
 
 @functools.lru_cache(
