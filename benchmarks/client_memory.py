@@ -239,7 +239,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
         }
         after, _ = answer(method, problem, before, down, rnd)
         problem.release()
-        store.save(RoundMessage("train", t, 0, t, "", mark=t), t + 1, before, after)
+        store.save(RoundMessage("train", t, 0, t, "", mark=t), t + 1, before, after, "")
         t += 1
 
     return step

@@ -66,9 +66,7 @@ def walked(name: str, own: dict[str, Any], noise: float, leak: float, rounds: in
         clients=CLIENTS, dim=20, outputs=2, samples=20, het=1.0, target_het=1.0
     ).build((0,), Settings(batch_size=10, dtype="float64", participation=plain))
     method = tables.build("method", {"name": name, "local_steps": 5} | own)
-    made = Mechanism.of(
-        Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, rounds
-    )
+    made = Mechanism(Privacy(clip=1.0, noise=noise, delta=1e-5, leak=leak), CLIENTS, COHORT, rounds)
     chain = Chain(method, noise=made)
     loop = Loop(
         method, problem, Simulator(method, problem), (0,), COHORT, rounds=rounds, chain=chain

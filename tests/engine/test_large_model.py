@@ -28,7 +28,7 @@ from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.optimizers import SGD
 from fedspan.replies import chain
-from fedspan.replies.running_mean import Gathered
+from fedspan.replies.chain import Gathered
 
 KNOWN: dict[str, Any] = {"lr": 0.05, "local_steps": 2}
 

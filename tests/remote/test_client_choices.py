@@ -15,7 +15,7 @@ from flwr.app import Context, Message
 from fedspan.core.errors import SpecError
 from fedspan.core.spec import Spec
 from fedspan.remote.flower import client_app
-from fedspan.remote.flower.client import client_spec, load_spec, module_of
+from fedspan.remote.flower.client import load_spec, module_of, prepare
 from fedspan.remote.flower.permissions import SETTABLE, UNUSED
 from support.flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
 
@@ -36,6 +36,11 @@ name = "custom"
 module = "bundled_part"
 clients = 3
 """
+
+
+def client_spec(*given: Any, **own: Any) -> Spec:
+    """The spec of a run as a client takes it."""
+    return prepare(*given, **own)[0]
 
 
 def leaves_mark(path: Path) -> str:

@@ -40,12 +40,15 @@ def test_a_number_belongs_to_the_first_node_that_used_it(tmp_path: Path) -> None
         def answer(self, message: Message) -> Message | None:
             if message.metadata.message_type == "train":
                 assert message.metadata.dst_node_id != 666, "the impostor was given work"
-            return super().answer(message)
+            found = super().answer(message)
+            if found is not None and message.metadata.dst_node_id == 666:
+                found.content["identity"]["name"] = "mallory"
+            return found
 
     result = serve(spec, Impostor(spec, tmp_path / "states"), tmp_path / "out", bind_clients=True)
     assert result.status == "finished"
     events = [event for one in rounds_in(tmp_path / "out") for event in one.get("events", [])]
-    assert any("node 666 is refused as client 0" in event for event in events)
+    assert any("node 666 is refused as client 0" in event for event in events), "by its own name"
     roster = Roster.at(tmp_path / "out" / "roster.json")
     assert roster.nodes[0] == 100
     assert not roster.admits(0, 666)

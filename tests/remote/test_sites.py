@@ -226,10 +226,16 @@ def test_hostile_answers_are_refused(tmp_path):
     from fedspan.remote.sites import to_text
 
     spec = spec_of(tmp_path)
+    honest = {"examples": 5, "classes": [], "others": [], "counts": {}}
+    column = {
+        "rows": 5, "gaps": 0, "distinct": 2, "whole": False, "binary": False, "same": None, "type": "text",
+    }  # fmt: skip
     for lie in (
         {"examples": -3},
         [],
-        {"examples": 5, "facts": {"age": 3}, "classes": [], "others": []},
+        honest | {"facts": {"age": 3}},
+        honest | {"facts": {"age": column}},  # a text without its counts
+        honest | {"facts": {"age": column | {"type": "stranger"}}},
     ):
 
         class Lying(Sites):

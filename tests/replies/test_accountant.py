@@ -91,7 +91,7 @@ def test_noise_is_solved_for_epsilon(target: float, q: float, rounds: int) -> No
 
 
 def test_the_count_of_an_adapted_clip_is_paid_for() -> None:
-    made = Mechanism.of(Privacy(clip=1.0, noise=1.1, quantile=0.5), 500, 100, 40)
+    made = Mechanism(Privacy(clip=1.0, noise=1.1, quantile=0.5), 500, 100, 40)
     assert made.vector_noise > made.noise
     both = independent(
         made.vector_noise, 0.2, 40, 1e-5, beside=2 * made.count_noise

@@ -81,7 +81,7 @@ def models(
     method = build(name, lr=0.002, local_steps=1, **METHODS[name])
     missing = set() if there else {(t, CANARY) for t in range(rounds)}
     end = Scripted(Simulator(method, problem), missing)
-    made = Mechanism.of(privacy, problem.clients, cohort, rounds, key)
+    made = Mechanism(privacy, problem.clients, cohort, rounds, key)
     chain = Chain(method, runs=len(problem.seeds), noise=made)
     loop = Loop(method, problem, end, problem.seeds, cohort, rounds=rounds, chain=chain)
     return model(advance(loop, rounds))[:, 0].clone()
@@ -159,7 +159,7 @@ def audited(
     """(ε that is claimed, ε that is refuted)."""
     privacy = Privacy(clip=0.5, noise=noise, delta=DELTA, **own)
     clients = max(cohort, 7)
-    claimed = Mechanism.of(privacy, clients, cohort, rounds).epsilon(rounds)
+    claimed = Mechanism(privacy, clients, cohort, rounds).epsilon(rounds)
     return claimed, lower_bound(*scores(name, privacy, runs, cohort, rounds, (clients, size)))
 
 

@@ -41,7 +41,7 @@ def begun(
     **own: Any,
 ) -> Loop:
     method = build(name, **own)
-    made = Mechanism.of(privacy, problem.clients, cohort, 60, key)
+    made = Mechanism(privacy, problem.clients, cohort, 60, key)
     end = (transport or Simulator)(method, problem)
     chain = Chain(method, runs=len(problem.seeds), noise=made)
     return Loop(method, problem, end, problem.seeds, cohort, rounds=60, chain=chain)
@@ -301,7 +301,7 @@ def test_the_clip_adapts_to_a_quantile_of_the_norms() -> None:
 
 
 def mechanism(noise: float = 1.0, key: bytes = KEY, **own: Any) -> Mechanism:
-    return Mechanism.of(Privacy(clip=1.0, noise=noise, **own), 100, 100, 60, key)
+    return Mechanism(Privacy(clip=1.0, noise=noise, **own), 100, 100, 60, key)
 
 
 def released(made: Mechanism, t: int = 0, within: float = 0.5, clients: int = 100) -> torch.Tensor:

@@ -37,7 +37,7 @@ def private(settings: dict[str, Any], rounds: int, secure: bool, per_round: int 
     method, problem = build(**SSF), small()
     terms = Privacy(clip=1.0, delta=1e-3, **settings, **(SECURE if secure else {}))
     engine = Engine(simulate="loop")
-    noise = Mechanism.of(terms, 7, per_round, rounds, bytes(32))
+    noise = Mechanism(terms, 7, per_round, rounds, bytes(32))
     chain = Chain(method, noise=noise, secure=terms if secure else None)
     clients = Simulator(method, problem, engine)
     loop = Loop(method, problem, clients, problem.seeds, per_round, rounds=60, chain=chain)

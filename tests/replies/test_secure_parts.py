@@ -15,7 +15,6 @@ pytest.importorskip(
 )
 
 
-from fedspan.core.errors import ProtocolError
 from fedspan.replies.secure import client as secure_client
 from fedspan.replies.secure import shares as secure_shares
 from fedspan.replies.secure.keys import (
@@ -89,7 +88,7 @@ def test_a_session_survives_storage() -> None:
     )
     assert torch.equal(first, second)
     assert (stored.answered, stored.client) == (sessions[1].answered, sessions[1].client)
-    with pytest.raises(ProtocolError, match="is damaged"):
+    with pytest.raises(TypeError):
         secure_client.Session.of({"answered": torch.tensor([1])})
 
 

@@ -190,7 +190,7 @@ def _show_privacy(found: Plan, settings: Privacy) -> None:
     from fedspan.replies.noise import Mechanism
 
     one, many = (
-        Mechanism.of(settings, k * found.clients, k * found.clients_per_round, found.rounds)
+        Mechanism(settings, k * found.clients, k * found.clients_per_round, found.rounds)
         for k in (1, 10)
     )
     budget = (

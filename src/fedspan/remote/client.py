@@ -26,7 +26,6 @@ from fedspan.core.privacy import Privacy
 from fedspan.core.round import Round, Terms
 from fedspan.engine.simulator import BUFFERS, Replica, answer, opened, without_zeros
 from fedspan.remote.messages import (
-    MAX_REASON,
     OPEN,
     SECURE,
     Agreement,
@@ -70,15 +69,15 @@ class StateFile:
         except CheckpointError:
             what = "is damaged" if self.path.exists() else "is not there"
             raise DroppedError(f"the file {str(self.path)!r} {what}", "state lost") from None
-        marks = dict(zip(meta["accepted"], meta["marks"], strict=True))
+        versions = [*zip(meta["accepted"], meta["marks"], strict=True)]
         if meta["fingerprint"] != fingerprint:
             why = "is of a run with another method, model, seed or other settings"
-        elif accepted not in marks:
+        elif accepted not in meta["accepted"]:
             why = f"is after {meta['accepted']} updates, the server counts {accepted}"
-        elif marks[accepted] != mark:
+        elif (accepted, mark) not in versions:
             why = "follows from an update that the server has not accepted"
         else:
-            version = meta["accepted"].index(accepted)
+            version = versions.index((accepted, mark))
             own = under(f"{version}.", arrays)
             state = wire.unpack(under("state.", own))
             return Replica(state, own.get("x"), meta["last_round"][version])
@@ -142,7 +141,7 @@ class RemoteClient:
                 status, text = "refused", self.agreement.text
                 if message.fingerprint != reply.fingerprint and len(text) <= MAX_SETTINGS:
                     settings = text
-            reason = one_line(error, MAX_REASON)
+            reason = one_line(error)
             return replace(reply, status=status, reason=reason, settings=settings)
 
     def _answer(self, message: RoundMessage) -> wire.Arrays:
@@ -219,7 +218,7 @@ class RemoteClient:
         from fedspan.replies.secure.client import Session
 
         found = None
-        with contextlib.suppress(CheckpointError, ProtocolError):
+        with contextlib.suppress(CheckpointError, TypeError):
             found = Session.of(checkpoint.load(self._session_dir / "session")[0])
         if t is not None and (found is None or found.round != t):
             raise ProtocolError(
@@ -234,12 +233,12 @@ class RemoteClient:
             own = float(self.problem.steps[self.client])
             steps = torch.full((1, 1, 1), own, dtype=layout.dtype)
         return Round(
-            t=t,
-            seeds=(self.seed,),
-            clients=self.problem.clients,
-            layout=layout,
-            ids=np.array([[self.client]]),
-            last_round=np.array([[-1]]),
+            t,
+            (self.seed,),
+            self.problem.clients,
+            layout,
+            np.array([[self.client]]),
+            np.array([[-1]]),
             local_steps=self.method.local_steps,
             steps=steps,
             known_start=self.known_start,

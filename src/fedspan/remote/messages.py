@@ -27,7 +27,6 @@ HEADER: dict[str, type] = {
     "protocol": int, "version": str, "fingerprint": str, "status": str, "t": int, "client": int, "accepted": int,
     "mark": int, "reason": str, "settings": str,
 }  # fmt: skip
-MAX_REASON = 300  # characters
 KNOWN_START = "participation.known_start"  # in an agreement a hash of the initial model
 
 

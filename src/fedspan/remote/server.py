@@ -85,8 +85,8 @@ class RemoteTransport:
         self._x0 = x0.new_zeros(()).expand(1, *x0.shape[1:])
         self.first = without_zeros(self.method.init_client(self._x0, self.layout))
         self.over = False  # whether the last round cannot be tried again
-        self._expected: dict[tuple[int, ...], wire.Arrays] = {}  # by the sizes of the download
-        self._used: set[bytes] = set()  # public keys of secure sums
+        self._expected = dict[tuple[int, ...], wire.Arrays]()  # by the sizes of the download
+        self._used = set[bytes]()  # public keys of secure sums
         if type(self.method).update_client_state is Method.update_client_state:
             # refuses a state of which nothing says what a reply does to it, before round 0
             self.method.update_client_state(self.first, Bundle(), Bundle(), cast(Any, None))
@@ -246,7 +246,7 @@ class RemoteTransport:
                         raise reply
                     arrays = self._read(message, reply, expected)
                     if client in replies:
-                        raise ProtocolError("a second reply was dropped")
+                        raise DroppedError("a second reply was dropped", "other")
                     replies[client] = arrays
                     self.received[client] += reply.bytes
                     if train:
@@ -254,10 +254,12 @@ class RemoteTransport:
                 except DiskError:
                     raise
                 except Exception as error:
-                    kind = error.kind if isinstance(error, DroppedError) else "other"
+                    kind, why = "refused", f"reply refused: {one_line(error)}"
+                    if isinstance(error, DroppedError):
+                        kind, why = error.kind, one_line(error)
                     if train and kind == "state lost" and not again and client not in lost:
                         lost.append(client)
-                    self.events.append(Event(kind, client, one_line(error)))
+                    self.events.append(Event(kind, client, why))
             clients, again = lost, True
         late = f"no answer to {question!r} in time" if self.masked else LATE
         self.events += [
@@ -268,40 +270,35 @@ class RemoteTransport:
     def _read(
         self, message: RoundMessage, reply: RoundMessage, expected: wire.Arrays
     ) -> wire.Arrays:
-        """The arrays of a reply, clipped; the one place where a reply is refused.
+        """The arrays of a reply, clipped; raises where it is refused.
 
         A masked reply cannot be tried, and has no norm: clients clip before they mask.
         """
         if reply.status in ("refused", "failed"):
             raise DroppedError(f"{reply.status}: {self.agreement.explain(reply)}", reply.status)
         if echoed(reply) != echoed(message):
-            raise ProtocolError(f"a reply to another message (round {reply.t}) was dropped")
+            raise DroppedError(f"a reply to another message (round {reply.t}) was dropped", "other")
         if reply.status == "lost":
             raise DroppedError(f"state lost: {reply.reason}", "state lost")
         if reply.status != "ok":
-            raise ProtocolError(f"a reply of status {reply.status!r} was dropped")
+            raise DroppedError(f"a reply of status {reply.status!r} was dropped", "other")
         arrays = reply.arrays
+        self.agreement.check(reply)
+        check_arrays(arrays, expected)
+        wrong = outside(self.method.statistics, arrays)
+        if wrong is not None and wrong.any():
+            raise ProtocolError(OUTSIDE)
+        if self.masked:
+            return arrays
         rnd = self.rnd.subset(self._places(message.client))
-        try:
-            self.agreement.check(reply)
-            check_arrays(arrays, expected)
-            wrong = outside(self.method.statistics, arrays)
-            if wrong is not None and wrong.any():
-                raise ProtocolError(OUTSIDE)
-            if self.masked:
-                return arrays
-            if rnd.privacy is not None:  # clients may not keep to it
-                adapted = BUFFERS in arrays
-                clip = float(message.arrays[BUFFERS]) if adapted else rnd.privacy.clip
-                arrays = arrays | wire.pack(clipped(_opened(arrays), clip)[0])
-        except ProtocolError as error:
-            raise DroppedError(f"reply refused: {error}", "refused") from None
+        if rnd.privacy is not None:  # clients may not keep to it
+            clip = rnd.privacy.clip if BUFFERS not in arrays else float(message.arrays[BUFFERS])
+            arrays = arrays | wire.pack(clipped(_opened(arrays), clip)[0])
         if not all(array.is_floating_point() for array in arrays.values()):
             try:  # whole numbers may point outside a vector
                 self.method.server_step(self._first_server, _opened(arrays), rnd)
             except Exception as error:
-                told = f"reply refused: it cannot be decoded ({one_line(error, 80)})"
-                raise DroppedError(told, "refused") from None
+                raise ProtocolError(f"it cannot be decoded ({one_line(error, 80)})") from None
         return arrays
 
     @functools.cached_property
@@ -322,9 +319,8 @@ class RemoteTransport:
         state[f"{RESTORE}{LAST_ROUND}"] = torch.tensor([last_round])
         words = "re-enters with an empty state: there is no copy of it"
         if self.backup:
-            private = ", ".join(self.method.private)
-            words = "state restored from the server's copy"
-            words += f"; {private} starts again" if private else ""
+            private = "".join(f"; {name} starts again" for name in self.method.private)
+            words = f"state restored from the server's copy{private}"
         self.events.append(Event("restored", client, words))
         down = wire.pick(dated(self.down, place, last_round), place, full=True)
         return wire.pack(down) | state | self.agreed

@@ -118,26 +118,25 @@ def gather(
     """
 
     def every(question: str, value: Any, good: Callable[[Any], bool]) -> list[Any]:
-        found: dict[int, Any] = {}
-        began, missing = time.monotonic(), [*range(len(names))]
-        while missing:
-            messages = [
-                RoundMessage(question, 0, i, 0, fingerprint, {TEXT: to_text(value)}, max_reply=MOST)
-                for i in missing
+        found, began = dict[int, Any](), time.monotonic()
+        text = {TEXT: to_text(value)}
+        while True:
+            asked = [
+                RoundMessage(question, 0, client, 0, fingerprint, text, max_reply=MOST)
+                for client in range(len(names))
+                if client not in found
             ]
-            more, why = answers(channel, messages, good)
+            more, missing = answers(channel, asked, good)
             found |= more
-            missing = [*why]
-            if missing and time.monotonic() - began > patience:
-                first = missing[0]
+            if not missing:
+                return [found[client] for client in range(len(names))]
+            if time.monotonic() - began > patience:
+                client, why = next(iter(missing.items()))
                 raise ResumableError(
-                    f"{client_name(first, names)} has not answered {question!r} within {patience:g} s "
-                    f"({why[first].text}); every client has to, before round 0: start it, or resume the run when it is "
-                    "there"
+                    f"{client_name(client, names)} has not answered {question!r} within {patience:g} s ({why.text}); "
+                    "every client has to, before round 0: start it, or resume the run when it is there"
                 )
-            if missing:
-                time.sleep(RETRY)
-        return [found[i] for i in range(len(names))]
+            time.sleep(RETRY)
 
     first = every(DESCRIBE, {}, lambda value: _is_description(value, asked is not None))
     agreed: dict[str, Any] = {
@@ -200,12 +199,11 @@ def is_evaluation(value: Any) -> bool:
 
 def own_evaluation(problem: Any, arrays: wire.Arrays, allowed: str | None) -> Any:
     """Return a client's evaluation of the model in a message, of the metrics that it allows."""
-    x = arrays[MODEL].reshape(1, 1, -1)
+    x, buffers = arrays[MODEL].reshape(1, 1, -1), arrays.get(BUFFERS)
     if x.shape != problem.x0.shape:
         raise ProtocolError(f"the model has {x.shape[-1]} values, here {problem.x0.shape[-1]}")
-    buffers = arrays.get(BUFFERS)
-    buffers = None if buffers is None else buffers.reshape(1, 1, -1)
-    ((row, summaries),) = problem.evaluate_clients(x, buffers)
+    own = problem.evaluate_clients(x, None if buffers is None else buffers.reshape(1, 1, -1))
+    ((row, summaries),) = own
     about = {name: row.pop(name) for name in ("data", "examples")}
     del row["client"]
     names = {*row, *summaries}

@@ -3,7 +3,7 @@
     screen   replies that are out of all measure do not count (`Chain.screened`)
     clip     with privacy each reply has at most the norm C; clients clip, and servers again (`replies.clip`)
     round    in secure sums each number is a whole one (`replies.fixed_point`)
-    sum      their mean, a robust mean, or a secure sum (`replies.running_mean`, `aggregators`, `replies.secure`)
+    sum      their mean, a robust mean, or a secure sum (`Gathered`, `aggregators`, `replies.secure`)
     noise    with privacy the sum gets noise (`replies.noise`)
 
 A method whose `server_step` uses nothing of the replies but `rnd.mean` takes one vector per run as that mean. So
@@ -32,7 +32,7 @@ import torch
 
 from fedspan.aggregators.mean import Mean
 from fedspan.core import wire
-from fedspan.core.bundle import outside, payload
+from fedspan.core.bundle import STATISTIC, Bundle, outside, payload
 from fedspan.core.config import Participation
 from fedspan.core.encoded import Encoded
 from fedspan.core.errors import CheckpointError, client_name, one_line
@@ -44,13 +44,14 @@ from fedspan.core.round import Round
 from fedspan.core.spec import Spec
 from fedspan.replies.fixed_point import FixedPoint
 from fedspan.replies.noise import Mechanism
-from fedspan.replies.running_mean import Gathered
 
 LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
 NAMED = 5  # clients with the same event
 PIECE = 1 << 20  # numbers of a reply that are squared at once
 LEAST = 3  # replies of a round from which their median tells what is usual
 OUTSIDE = "its statistics are outside their ranges"
+COLUMNS = 64  # torch adds so many columns at once
+LEVELS = 4  # of torch's partial sums
 KINDS = ("its norm", "the norm of its buffers")
 Places = npt.NDArray[np.int64]  # in the cohort
 Outliers = list[tuple[int, "Event"]]  # the places of replies that do not count, and why
@@ -133,7 +134,7 @@ class Chain:
         """The chain of a run of so many clients."""
         noise = None
         if spec.dp is not None and spec.dp.level == "client":
-            noise = Mechanism.of(spec.dp, clients, clients_per_round, spec.rounds)
+            noise = Mechanism(spec.dp, clients, clients_per_round, spec.rounds)
         if spec.secure is not None:
             needs("privacy", "cryptography")
             most = clients_per_round if noise is None else clients  # then cohorts vary in size
@@ -242,6 +243,61 @@ class Chain:
         self.usual = arrays["usual"].tolist()
         if self.noise is not None:
             self.noise.load(arrays)
+
+
+class Gathered:
+    """The replies of a cohort, which come in its order; with `running` their mean alone is kept.
+
+    The mean equals `Round.mean` of all replies to the last bit. Torch adds the rows of a matrix in blocks, and so does
+    this. The last few columns it adds in another order; of these the rows are kept.
+    """
+
+    def __init__(self, rnd: Round, running: bool) -> None:
+        self.rnd, self.running = rnd, running
+        self.places: list[int] = []  # whose replies came
+        self.ups: list[Any] = []
+        self.levels: dict[str, list[Vector]] = {}  # of each vector: torch's partial sums
+        self.tails: dict[str, list[Vector]] = {}  # and the last columns of all rows
+
+    def add(self, place: int, up: Any) -> None:
+        """Takes in the reply of one place, whose vectors it may change."""
+        self.places.append(place)
+        if not self.running:
+            self.ups.append(up)
+            return
+        bits = max(4, math.ceil(math.log2(self.rnd.ids.shape[1])) // LEVELS)
+        for name, row in vars(up).items():
+            if self.rnd.weights is not None and not name.startswith(STATISTIC):
+                row.mul_(self.rnd.weights[:, place : place + 1])
+            tail = row[..., row.shape[-1] - row.shape[-1] % COLUMNS :].clone()
+            self.tails.setdefault(name, []).append(tail)
+            sums = self.levels.setdefault(name, [])
+            for level in range(LEVELS):
+                if level == len(sums):  # the first row is the caller's to give away
+                    sums.append(row.clone() if level else row)
+                else:
+                    sums[level].add_(row)
+                if level:
+                    row.zero_()
+                if (len(self.places) >> bits * level) % (1 << bits):
+                    break
+                row = sums[level]
+
+    def reply(self) -> Any:
+        """The replies as one, (runs, S, n), or their mean, (runs, 1, n)."""
+        if not self.running:
+            return wire.gather(self.ups)
+        complete = len(self.places) == self.rnd.ids.shape[1]
+        rnd = self.rnd if complete else self.rnd.subset(np.array(self.places))
+        means = {}
+        for name, (total, *others) in self.levels.items():
+            for other in others:
+                total.add_(other)
+            tail = torch.cat(self.tails[name], 1).sum(1, keepdim=True)
+            total[..., total.shape[-1] - tail.shape[-1] :] = tail
+            alike = rnd.weights is None or name.startswith(STATISTIC)
+            means[name] = total.div_(float(len(self.places)) if alike else rnd.share)
+        return Bundle(**means)
 
 
 def left_out(rnd: Round, run: int, place: int, why: str) -> tuple[int, Event]:

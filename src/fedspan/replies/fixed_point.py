@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,20 +35,15 @@ class FixedPoint:
     bits: int
     scale: float  # whole numbers per unit
     range: float  # largest absolute value; what lies outside is clipped
-    private: bool = False  # whether replies have a norm that rounding must not enlarge
-    statistics: Mapping[str, Ranges] = field(default_factory=dict)  # of the method
+    private: bool  # whether replies have a norm that rounding must not enlarge
+    statistics: Mapping[str, Ranges]  # of the method
 
     @staticmethod
-    def of(privacy: Privacy, statistics: Mapping[str, Ranges] | None = None) -> FixedPoint:
+    def of(privacy: Privacy, statistics: Mapping[str, Ranges] = {}) -> FixedPoint:
         """The format that the settings name."""
-        private = privacy.clip is not None
-        return FixedPoint(
-            privacy.secure_bits,
-            privacy.fixed_scale,
-            privacy.fixed_range,
-            private,
-            statistics or {},
-        )
+        scale, most = privacy.fixed_scale, privacy.fixed_range
+        clips = privacy.clip is not None
+        return FixedPoint(privacy.secure_bits, scale, most, clips, statistics)
 
     def check(self, clients: int) -> None:
         """Raises where the sum of so many clients could overflow."""

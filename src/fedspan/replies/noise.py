@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,38 +81,30 @@ def rounded(values: torch.Tensor, scale: float) -> torch.Tensor:
     return (values / step).round_().mul_(step)
 
 
-@dataclass
 class Mechanism:
-    """The private sum of a run's rounds."""
+    """The private sum of a run's rounds; `key` is for tests only."""
 
-    settings: Privacy
-    clients: int  # N
-    q: float
-    noise: float  # σ of all that a round releases
-    clip: float  # C of the next round
-    key: bytes = field(repr=False)
-
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         settings: Privacy,
         clients: int,
         clients_per_round: int,
         rounds: int,
         key: bytes | None = None,
-    ) -> Mechanism:
-        """The mechanism of a run; `key` is for tests only."""
+    ) -> None:
         assert settings.clip is not None
         accountant.check_delta(settings.delta, clients, "clients")
-        q, noise = clients_per_round / clients, settings.noise or 0.0
+        self.settings, self.clients, self.q = settings, clients, clients_per_round / clients
+        self.clip = settings.clip  # C of the next round
+        self.key = key or new_key()
+        self.noise = settings.noise or 0.0  # σ of all that a round releases
         if settings.epsilon is not None:
-            noise = accountant.noise_for(settings.epsilon, q, rounds, settings.delta)
-        made = Mechanism(settings, clients, q, noise, settings.clip, key or new_key())
-        if noise and settings.quantile is not None and noise >= 2 * made.count_noise:
+            self.noise = accountant.noise_for(settings.epsilon, self.q, rounds, settings.delta)
+        if self.noise and settings.quantile is not None and self.noise >= 2 * self.count_noise:
             raise SpecError(
                 f"`quantile` needs more clients per round than {clients_per_round}: the count of those within the clip "
                 "would take the whole budget; leave it out"
             )
-        return made
 
     @property
     def expected(self) -> float:
@@ -167,21 +159,20 @@ class Mechanism:
         sizes = [part.shape[0] * part.shape[-1] for part in parts.values()]
         scale = self.vector_noise * self.clip
         noise = normal(self.key, "noise", rnd.t, sum(sizes)).split(sizes)
-        released = {}
         for (name, part), own in zip(parts.items(), noise, strict=True):
             total = part.double().sum(1, keepdim=True)
             if part.shape[1] == 1 < count:  # one row for several clients is their mean
-                total = part.double() * count
+                total = total * count
             if scale:
                 total = rounded(total + scale * own.reshape(total.shape), scale)
-            released[name] = (total / self.expected).to(part.dtype)
+            up = up.replace(**{name: (total / self.expected).to(part.dtype)})
         if self.settings.quantile is not None:
             # moves the clip towards the quantile, by the noised share of clients within it
             inside = 0.0 if within is None else float(within.double().clamp(-0.5, 0.5).sum())
             if self.noise:
                 inside += self.count_noise * float(normal(self.key, "count", rnd.t, 1))
             self.clip *= math.exp(-STEP * (inside / self.expected + 0.5 - self.settings.quantile))
-        return up.replace(**released), replace(rnd, q=self.q)
+        return up, replace(rnd, q=self.q)
 
     def epsilon(self, rounds: int) -> float:
         """ε after so many rounds."""

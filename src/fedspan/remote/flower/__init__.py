@@ -9,12 +9,10 @@ Both ends read the same spec. A client is known by its number (`partition-id` in
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import torch
 
 from fedspan.core.errors import FedspanError
-from fedspan.core.spec import Spec
 
 try:
     from flwr.app import Context, Message
@@ -23,14 +21,14 @@ try:
 except ImportError as missing:
     raise FedspanError("Flower is not installed; pip install 'fedspan[flower]'") from missing
 
-from fedspan.remote.flower.client import identify, load_spec, reply_to
+from fedspan.remote.flower.client import App, identify, load_spec, reply_to
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.flower.server import log, serve
 
 LOG_SECONDS = 3.0  # in which Flower sends the last lines of its log
 
 
-def server_app(spec: Spec | Path | str) -> ServerApp:
+def server_app(spec: App) -> ServerApp:
     """A Flower ServerApp that runs a spec.
 
     Args:
@@ -55,7 +53,7 @@ def server_app(spec: Spec | Path | str) -> ServerApp:
     return app
 
 
-def client_app(spec: Spec | Path | str) -> ClientApp:
+def client_app(spec: App) -> ClientApp:
     """A Flower ClientApp that does the work of the client named in the config of its node.
 
     Args:

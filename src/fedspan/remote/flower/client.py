@@ -35,7 +35,6 @@ from fedspan.remote.flower.records import (
 from fedspan.remote.messages import (
     DESCRIBE,
     KNOWN_START,
-    MAX_REASON,
     SUMS,
     Agreement,
     DroppedError,
@@ -44,6 +43,7 @@ from fedspan.remote.messages import (
 from fedspan.remote.sites import AGREED, MOST, TEXT, from_text, to_text
 
 IDENTITY, UNKNOWN = "identity", -1
+App = Spec | Path | str  # the app's own spec, or its file
 SERVER_ONLY = {
     "eval_every", "metrics", "clients_per_round", "participation", "callbacks", "search",
 }  # fmt: skip
@@ -62,32 +62,32 @@ def identify(context: Context) -> RecordDict:
     try:
         client, reason, name = client_of(context), "", name_of(context)
     except FedspanError as error:
-        client, reason, name = UNKNOWN, str(error)[:MAX_REASON], ""
-    known = ConfigRecord({"client": client, "reason": reason, "name": name})
-    return RecordDict({IDENTITY: known})
+        client, reason, name = UNKNOWN, one_line(error), ""
+    return RecordDict({IDENTITY: ConfigRecord({"client": client, "reason": reason, "name": name})})
 
 
-def reply_to(message: Message, context: Context, app_spec: Spec | Path | str) -> RecordDict:
+def reply_to(message: Message, context: Context, app: App) -> RecordDict:
     """The reply to a message; any error on this side becomes a refusal with its reason."""
     reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "")
     try:
-        config, client, node = (
-            RunConfig.read(context.run_config),
-            client_of(context),
-            context.node_config,
-        )
+        config, client = RunConfig.read(context.run_config), client_of(context)
         own = module_of(context), text_in(context, "privacy"), text_in(context, "data")
-        asked = RoundMessage.read(dict(cast(ConfigRecord, message.content[HEADER])), {})
+        asked = RoundMessage.read(dict(message.content.config_records[HEADER]), {})
         reply = replace(reply, t=asked.t, client=client, accepted=asked.accepted, mark=asked.mark)
         if asked.status in (DESCRIBE, SUMS):
             asked = read_message(message.content, MOST)
-            spec, _ = _prepare(app_spec, config.changes, None, *own, "")
-            answer = {TEXT: to_text(_about_data(spec, client, asked))}
-            return write_message(replace(asked, status="ok", arrays=answer))
+            spec, _ = prepare(app, config.changes, *own)
+            if asked.status == DESCRIBE:
+                found: Any = spec.task.describe(client, (spec.seed,), spec)
+            else:
+                given = from_text(asked.arrays.get(TEXT))
+                found = spec.task.sums(client, spec.seed, given["schema"], bool(given["about"]))
+            return write_message(replace(asked, status="ok", arrays={TEXT: to_text(found)}))
+        node = context.node_config
         states = node.get("states-dir") or os.environ.get("FEDSPAN_STATES") or "~/.fedspan/states"
         state_file = StateFile.of(Path(str(states)).expanduser(), config.run_name, name_of(context))
         agreed = _agreed(message.content, state_file.path.with_suffix(".agreed"))
-        spec, problem = _prepare(app_spec, config.changes, client, *own, agreed)
+        spec, problem = prepare(app, config.changes, *own, client, agreed)
         asked = read_message(message.content, max_bytes(problem))
         terms = None
         if spec.dp is not None and spec.dp.level == "client":  # else its gradients have the noise
@@ -110,58 +110,62 @@ def reply_to(message: Message, context: Context, app_spec: Spec | Path | str) ->
         return write_message(client_end.reply(asked))
     except Exception as error:  # a hostile download is refused like any other that cannot be read
         status = "lost" if isinstance(error, DroppedError) else "refused"
-        return write_message(replace(reply, status=status, reason=one_line(error, MAX_REASON)))
+        return write_message(replace(reply, status=status, reason=one_line(error)))
 
 
 @functools.lru_cache(maxsize=4)  # for all messages that one process replies to
-def _prepare(
-    spec: Spec | Path | str,
+def prepare(
+    app: App,
     changes: tuple[str, ...],
-    client: int | None,
-    module: str,
-    privacy: str,
-    data: str,
-    agreed: str,
+    module: str = "",
+    privacy: str = "",
+    data: str = "",
+    client: int | None = None,
+    agreed: str = "",
 ) -> tuple[Spec, Any]:
-    """What a client computes with: the spec as it takes it, and its problem; None for no client.
+    """The spec of a run as a client takes it, and its problem; see `permissions` for what the changes may do.
 
     Args:
-        spec: The app's own spec, or its file.
+        app: The app's own spec, or its file.
         changes: The submitter's changes.
-        client: Its number.
-        module: The module of the node's config, as its privacy and its data; "" where it has none.
-        privacy: See `client_spec`.
-        data: See `client_spec`.
-        agreed: What the clients agreed on before round 0; "" where that is not known.
+        module: The module of the node's config; "" if it names none.
+        privacy: The floor of the node's config; "" if it has none.
+        data: The file with this client's rows, from the node's config; "" if it names none.
+        client: Its number; without it there is no problem.
+        agreed: What the clients agreed on before round 0; "" if it is not known.
     """
-    changed = client_spec(spec, changes, module, privacy, data)
+    whole = app if isinstance(app, Spec) else None
+    own = read_toml(Path(str(app))) if whole is None else whole.table()
+    if whole is not None and not changes and not module:
+        spec = whole
+    else:
+        spec = Spec.from_table(permitted(own, with_changes(own, changes), module))
+    sites = spec.task.of_sites
+    if data and sites is not None:
+        own_file = replace(sites, own_file=str(Path(data).expanduser()))
+        spec = replace(spec, task=replace(cast(Any, spec.task), data=own_file))
+    if privacy:
+        check_floor(spec, privacy_of(privacy), None)
+    if own.get("privacy"):
+        mine = whole or Spec.from_table(own)
+        check_floor(spec, mine.privacy, mine)
     if client is None:
-        return changed, None
-    known = []
-    if changed.task.of_sites is not None:
-        if not agreed:
-            why = "this client does not have what the clients agreed on before round 0"
-            raise DroppedError(why, "state lost")
-        known = [json.loads(agreed)]
+        return spec, None
+    if sites is not None and not agreed:
+        why = "this client does not have what the clients agreed on before round 0"
+        raise DroppedError(why, "state lost")
+    known = [] if sites is None else [json.loads(agreed)]
     with torch.inference_mode(False):
-        problem = changed.task.client_problem(client, (changed.seed,), changed, *known)
-    if changed.epochs is not None and changed.training.per_client:
-        own = steps_of(changed.epochs, [problem.batches_of(client)])
-        problem.steps = own.repeat(problem.clients)  # of the others nothing is known here
-    return changed, problem
-
-
-def _about_data(spec: Spec, client: int, message: RoundMessage) -> Any:
-    """The answer to a question about a client's own data, before round 0."""
-    if message.status == DESCRIBE:
-        return spec.task.describe(client, (spec.seed,), spec)
-    asked = from_text(message.arrays.get(TEXT))
-    return spec.task.sums(client, spec.seed, asked["schema"], bool(asked["about"]))
+        problem = spec.task.client_problem(client, (spec.seed,), spec, *known)
+    if spec.epochs is not None and spec.training.per_client:
+        steps = steps_of(spec.epochs, [problem.batches_of(client)])
+        problem.steps = steps.repeat(problem.clients)  # of the others nothing is known here
+    return spec, problem
 
 
 def _agreed(content: RecordDict, file: Path) -> str:
     """What the clients agreed on before round 0, from the message if it brings it, else from disk; "" without."""
-    records = cast(ArrayRecord, content[ARRAYS])
+    records = content.array_records[ARRAYS]
     pieces = {key: records[key] for key in records if key.partition(PART)[0] == AGREED}
     if pieces:
         if sum(len(piece.data) for piece in pieces.values()) > MOST:
@@ -172,43 +176,11 @@ def _agreed(content: RecordDict, file: Path) -> str:
     return file.read_text("utf-8") if file.exists() else ""
 
 
-def load_spec(spec: Spec | Path | str, changes: tuple[str, ...]) -> Spec:
+def load_spec(app: App, changes: tuple[str, ...]) -> Spec:
     """The spec of a run with its changes applied."""
-    if not isinstance(spec, Spec):
-        return Spec.load(spec, changes)
-    return Spec.from_table(with_changes(spec.table(), changes)) if changes else spec
-
-
-def client_spec(
-    spec: Spec | Path | str,
-    changes: tuple[str, ...],
-    module: str = "",
-    privacy: str = "",
-    data: str = "",
-) -> Spec:
-    """The spec of a run as a client takes it; see `permissions` for what the submitter's changes may do.
-
-    Args:
-        spec: The app's own spec, or its file.
-        changes: The submitter's changes.
-        module: The module of the node's config; "" if it names none.
-        privacy: The floor of the node's config; "" if it has none.
-        data: The file with this client's rows, from the node's config; "" if it names none.
-    """
-    own = spec.table() if isinstance(spec, Spec) else read_toml(Path(spec))
-    if isinstance(spec, Spec) and not changes and not module:
-        run = spec
-    else:
-        run = Spec.from_table(permitted(own, with_changes(own, changes), module))
-    if data and run.task.of_sites is not None:
-        own_file = replace(run.task.of_sites, own_file=str(Path(data).expanduser()))
-        run = replace(run, task=replace(cast(Any, run.task), data=own_file))
-    if privacy:
-        check_floor(run, privacy_of(privacy), None)
-    if own.get("privacy"):
-        mine = spec if isinstance(spec, Spec) else Spec.from_table(own)
-        check_floor(run, mine.privacy, mine)
-    return run
+    if not isinstance(app, Spec):
+        return Spec.load(app, changes)
+    return Spec.from_table(with_changes(app.table(), changes)) if changes else app
 
 
 def agreement_of(spec: Spec, problem: Problem) -> Agreement:
@@ -233,9 +205,7 @@ def _start_of(problem: Problem) -> str:
 
 def name_of(context: Context) -> str:
     """The permanent name of a client, which is that of its state file."""
-    return str(
-        context.node_config.get("client-id", f"client-{context.node_config['partition-id']}")
-    )
+    return str(context.node_config.get("client-id", f"client-{client_of(context)}"))
 
 
 def client_of(context: Context) -> int:

@@ -124,11 +124,9 @@ def _refusal(key: str, value: Any, why: str) -> SpecError:
 def _places(table: Table) -> Iterator[tuple[str, str]]:
     """Settings that name code or files, as (dotted key, text)."""
     for key, value in flat(table).items():
-        if key == "device":  # such as cuda:0
-            continue
         named = key.startswith("task.") and key.split(".")[-1] in (*CODE, *PATHS)
         for text in _texts(value):
-            if named or set(text) & set(":/\\~"):
+            if key != "device" and (named or set(text) & set(":/\\~")):  # such as cuda:0
                 yield key, text
 
 

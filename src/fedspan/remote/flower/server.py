@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -56,18 +56,15 @@ class GridChannel:
     timeout: float
     roster: Roster | None = None  # the node of each client's number; None: the newest node
     auto: bool = False  # whether the roster is kept to only if Flower authenticates nodes
-    identified: dict[int, int] = field(default_factory=dict)  # node → client, the newest last
-    requests: dict[str, tuple[int, float]] = field(default_factory=dict)  # id → (node, deadline)
-    refused: set[int] = field(default_factory=set)  # nodes
-    silent: set[int] = field(default_factory=set)  # clients that did not reply when last asked
-    news: list[str] = field(default_factory=list)  # what happened to nodes since the last round
-    names: list[str] = field(init=False)  # the permanent name of each client
-    records: Counter[str] = field(
-        default_factory=Counter
-    )  # bytes since the last round, with headers
 
     def __post_init__(self) -> None:
-        self.names = [f"client-{client}" for client in range(self.clients)]
+        self.identified = dict[int, int]()  # node → client, the newest last
+        self.requests = dict[str, tuple[int, float]]()  # id → (node, deadline)
+        self.refused = set[int]()  # nodes
+        self.silent = set[int]()  # clients that did not reply when last asked
+        self.news = list[str]()  # what happened to nodes since the last round
+        self.records = Counter[str]()  # bytes since the last round, with headers
+        self.names = [f"client-{client}" for client in range(self.clients)]  # permanent ones
 
     @property
     def nodes(self) -> dict[int, int]:
@@ -88,11 +85,9 @@ class GridChannel:
             if (node := nodes.get(message.client)) is None:
                 yield index, DroppedError("not connected", sent=False)
                 continue
-            content = write_message(message)
+            content, group = write_message(message), str(message.t)
             self.records["records_down"] += count_bytes(content)
-            outgoing.append(
-                Message(content, node, "train", ttl=self.timeout + 60, group_id=str(message.t))
-            )
+            outgoing.append(Message(content, node, "train", ttl=self.timeout + 60, group_id=group))
             indices.append(index)
         waiting: dict[str, int] = {}
         for ident, index in zip(self.grid.push_messages(outgoing), indices, strict=True):

@@ -114,12 +114,7 @@ class Session:
     def of(arrays: Arrays) -> Session:
         """Return the session that a file holds."""
         parts: dict[str, Any] = {k: v if v.ndim else int(v) for k, v in arrays.items()}
-        try:
-            return Session(**parts)
-        except TypeError:
-            raise ProtocolError(
-                "the session of this client is damaged; a new one begins with keys"
-            ) from None
+        return Session(**parts)
 
     def key(self, purpose: str, sender: int, receiver: int) -> bytes:
         """What this client agreed on with another one: for shares from one to the other, or for the mask of the two."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fedspan.core.errors import ProtocolError
+from fedspan.core.errors import CheckpointError, ProtocolError
 from fedspan.core.privacy import Privacy
-from fedspan.core.wire import Arrays
+from fedspan.core.wire import Arrays, check_forms
 from fedspan.replies.fixed_point import FixedPoint, Numbers
 from fedspan.replies.secure.client import (
     NAMED,
@@ -43,6 +43,11 @@ from fedspan.replies.secure.shares import SHARE, recover
 
 Ask = Callable[[str, dict[int, Arrays], Arrays], dict[int, Arrays]]
 """(question, message to each client, an answer as it must look) → the answers that arrived."""
+
+
+def form(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    """An array of an answer as it must look."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def check_enough(phase: str, count: int, clients: int, threshold: int) -> None:
@@ -74,7 +79,6 @@ class SecureSum:
     used: set[bytes] = field(default_factory=set)  # public keys of earlier sessions
     weights: Mapping[int, float] | None = None  # client → share of the examples at the server
     about: str = "0 "  # the round and the settings, of which every client must be told the same
-    events: list[tuple[int, str]] = field(default_factory=list)  # (client, what it did)
 
     def __post_init__(self) -> None:
         self.fixed = FixedPoint.of(self.privacy)
@@ -82,7 +86,8 @@ class SecureSum:
         self.threshold = self.privacy.survivors(len(self.clients))
         self.id = secrets.token_bytes(SESSION)
         self.asked = ""  # the last question
-        self.factors: dict[int, float] = {}  # how much each client that sent keys counts
+        self.events = list[tuple[int, str]]()  # (client, what it did)
+        self.factors = dict[int, float]()  # how much each client that sent keys counts
 
     def run(self) -> tuple[list[int], Numbers]:
         """(the clients whose vectors are in the sum, the sum modulo 2^bits).
@@ -92,7 +97,7 @@ class SecureSum:
         """
         # 1  keys
         none = dict.fromkeys(self.clients, Arrays())
-        answers = self._question("keys", none, keys=(torch.uint8, (width(self.privacy),)))
+        answers = self._question("keys", none, keys=form(width(self.privacy)))
         keys = self._usable({client: answer["keys"] for client, answer in answers.items()})
         clients, rows = list(keys), torch.stack([*keys.values()])
         self.factors = dict(zip(clients, factors_of(rows).tolist(), strict=True))
@@ -101,8 +106,8 @@ class SecureSum:
         # 2  shares
         told = {"clients": torch.tensor(clients), "keys": rows}
         told["threshold"] = torch.tensor([self.threshold])
-        form = (torch.uint8, (len(clients), SEALED))
-        sealed = self._question("shares", dict.fromkeys(clients, told), shares=form)
+        asked = dict.fromkeys(clients, told)
+        sealed = self._question("shares", asked, shares=form(len(clients), SEALED))
         sharers = sorted(sealed)
         everyone = torch.stack([sealed[other]["shares"] for other in sharers], 1)
         relayed = {
@@ -113,14 +118,14 @@ class SecureSum:
 
         # 3  the masked replies
         kind = torch.int32 if self.fixed.bits == 32 else torch.int64
-        masked = self._question("train", relayed, masked=(kind, (self.length,)))
+        masked = self._question("train", relayed, masked=form(self.length, dtype=kind))
         survivors, total = sorted(masked), np.zeros(self.length, self.fixed.dtype)
         for one in survivors:
             total += masked.pop(one)["masked"].numpy().view(self.fixed.dtype)
 
         # 4  the self masks of the survivors, and the pairwise masks of the others, go
         named = {one: {"survivors": torch.tensor(survivors)} for one in survivors}
-        opened = self._question("unmask", named, shares=(torch.uint8, (len(sharers), SHARE)))
+        opened = self._question("unmask", named, shares=form(len(sharers), SHARE))
         wrong = Counter[int]()
         for row, client in enumerate(sharers):
             shares = {one + 1: to_bytes(opened[one]["shares"][row]) for one in opened}
@@ -151,23 +156,20 @@ class SecureSum:
         return survivors, total
 
     def _question(
-        self, phase: str, messages: dict[int, Arrays], **looks: tuple[torch.dtype, tuple[int, ...]]
+        self, phase: str, messages: dict[int, Arrays], **looks: torch.Tensor
     ) -> dict[int, Arrays]:
         """The well-formed answers to a question; at least as many as the threshold."""
-        self.asked, session = phase, to_tensor(self.id)
+        self.asked, session = phase, {"session": to_tensor(self.id)}
         whole = {
-            client: {f"{NAMED}{name}": one for name, one in {"session": session, **message}.items()}
+            client: {f"{NAMED}{name}": array for name, array in (session | message).items()}
             for client, message in messages.items()
         }
-        expected = {
-            name: torch.empty(shape, dtype=kind, device="meta")
-            for name, (kind, shape) in looks.items()
-        }
         answers = {}
-        for client, answer in self.ask(phase, whole, expected).items():
-            if {name: (a.dtype, tuple(a.shape)) for name, a in answer.items()} == looks:
+        for client, answer in self.ask(phase, whole, looks).items():
+            try:
+                check_forms(answer, looks, exact=True)
                 answers[client] = answer
-            else:
+            except CheckpointError:
                 self.events.append((client, f"the answer to {phase!r} is not what was asked for"))
         check_enough(phase, len(answers), len(self.clients), self.threshold)
         return answers
