@@ -127,8 +127,8 @@ def error(name: str, rounds: int, cohort: int, lr: float, **settings: Any) -> fl
 
 def test_fedavg_stops_at_a_wrong_point() -> None:
     """Whatever the step size, the plain mean counts a client by its steps. FedNova comes nearer with smaller steps."""
-    plain = [error("fedavg", 1000, 20, lr, normalize=False) for lr in (2e-2, 4e-3)]
-    nova = [error("fednova", 1000, 20, lr) for lr in (2e-2, 4e-3)]
+    plain = [error("fedavg", 1000, 20, lr, normalize=False) for lr in (2e-2, 2e-3)]
+    nova = [error("fednova", 1000, 20, lr) for lr in (2e-2, 2e-3)]
     print(plain, nova)
     assert min(plain) > 0.1
     assert nova[1] < nova[0] / 3 < plain[1] / 3
@@ -145,5 +145,5 @@ def test_controls_reach_the_optimum(name: str, rounds: int, settings: dict[str, 
 
 
 def test_normalize_is_not_for_mean_gradients() -> None:
-    with pytest.raises(SpecError, match="`normalize` = false is for methods"):
+    with pytest.raises(SpecError, match="`method.normalize` = false is for methods"):
         build("ssf", normalize=False)

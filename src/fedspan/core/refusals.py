@@ -18,7 +18,8 @@ from fedspan.core.registry import is_registered, name_of
 from fedspan.core.spec import Spec
 
 SUMMED = (
-    "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "subavg", "ssf", "ffalora", "fedit",
+    "fedavg", "fedprox", "fednova", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "mimelite", "feddyn", "fedvarp",
+    "scaffold", "subavg", "ssf", "ffalora", "fedit",
 )  # fmt: skip  # methods whose server needs the sum of the replies alone
 
 
