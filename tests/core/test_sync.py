@@ -191,9 +191,30 @@ def test_what_a_client_keeps_besides_its_copy_of_the_model() -> None:
     }
     kept |= {
         name: (build(name), D * M)
-        for name in ("ef", "ef21", "qsparse", "doublesqueeze", "scallion", "powersgd", "fedvarp", "feddyn", "fedsmu")
+        for name in (
+            "ef",
+            "ef21",
+            "qsparse",
+            "doublesqueeze",
+            "scallion",
+            "powersgd",
+            "fedvarp",
+            "feddyn",
+            "fedsmu",
+        )
     }
-    nothing = ("mimelite", "fednova", "fedexp", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedit", "ffalora")
+    nothing = (
+        "mimelite",
+        "fednova",
+        "fedexp",
+        "fedprox",
+        "fedavgm",
+        "fedadam",
+        "fedyogi",
+        "fedadagrad",
+        "fedit",
+        "ffalora",
+    )
     kept |= {name: (build(name), 0) for name in nothing}
     assert {"stale", *registry.choices("method")} == set(kept)
     for method, numbers in kept.values():

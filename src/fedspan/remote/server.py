@@ -379,9 +379,7 @@ class RemoteTransport:
         if sizes not in self._expected:
             place = np.array([0])
             one = replace(rnd.subset(place), overwrite=False)
-            _, up = self.method.client_step(
-                self.first, wire.of_clients(down, place), Flat(), one
-            )
+            _, up = self.method.client_step(self.first, wire.of_clients(down, place), Flat(), one)
             arrays = wire.pack(up) | extra
             self._expected[sizes] = {name: array.to("meta") for name, array in arrays.items()}
         return self._expected[sizes]
