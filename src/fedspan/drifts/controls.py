@@ -16,8 +16,8 @@ With full participation and the mean both are the same. Clients may have weights
 
 With correction = "never" local steps leave out u; lines 2 to 5 stay the same, and P c is not sent. With
 correction = "tested" the server decides it by a test. v = P c_i − P c is what client i subtracts from its gradients. On
-some networks a client's deviation along v vanishes after its first step, and the constant correction pushes on for K − 1
-steps. Clients measure this, and the server switches the correction of the local steps:
+some networks a client's deviation along v vanishes after its first step, and the constant correction pushes on for
+K − 1 steps. Clients measure this, and the server switches the correction of the local steps:
 
      6  h_i ← mean of P g_i over the steps 2 … K;  D_i ← ‖v‖² + ‖P ḡ_i − P c‖²
      7  n_i ← ⟨v, h_i − P c⟩ / D_i,  d_i ← ‖v‖² / D_i  in the reply, n_i cut to ±½; 0 while P c_i = 0
