@@ -161,7 +161,7 @@ class RemoteClient:
         beside = (RESTORE, "secure.", AGREED)
         down = {k: v for k, v in message.arrays.items() if not k.startswith(beside)}
         before = self._replica(message)
-        rnd = replace(self._round(message.t), last_round=np.array([[before.last_round]]))
+        rnd = self._round(message.t, before.last_round)
         after, up = answer(self.method, self.problem, before, down, rnd)
         return before, after, up, down, rnd
 
@@ -226,8 +226,8 @@ class RemoteClient:
             )
         return found
 
-    def _round(self, t: int) -> Round:
-        """A round of this client alone, as one that never took part."""
+    def _round(self, t: int, last_round: int = -1) -> Round:
+        """A round of this client alone, which last took part in another one; -1: it never did."""
         layout, steps = self.problem.layout, None
         if self.problem.steps is not None:
             own = float(self.problem.steps[self.client])
@@ -238,7 +238,7 @@ class RemoteClient:
             self.problem.clients,
             layout,
             np.array([[self.client]]),
-            np.array([[-1]]),
+            np.array([[last_round]]),
             local_steps=self.method.local_steps,
             steps=steps,
             known_start=self.known_start,

@@ -68,21 +68,21 @@ class Event(NamedTuple):
 
 def in_words(t: int, events: Iterable[Event], names: Sequence[str] | None = None) -> list[str]:
     """The events of round t; where the same happens to many clients, it is one sentence with the first of them."""
-    same: dict[str, list[Event]] = {}
+    clients: dict[str, list[Event]] = {}
     for event in events:
-        same.setdefault(event.text, []).append(event)
+        clients.setdefault(event.text, []).append(event)
     told = []
     for event in events:
-        alike, who = same[event.text], ""
-        if event.client is not None and len(alike) <= NAMED:
+        same, what = clients[event.text], one_line(event.text)
+        if event.client is None:
+            told.append(f"round {t}: {what}")
+        elif len(same) <= NAMED:
             of_seed = "" if event.seed is None else f" of seed {event.seed}"
-            who = f"{client_name(event.client, names)}{of_seed}: "
-        elif event.client is not None:
-            first = [client_name(one.client or 0, names) for one in alike[:NAMED]]
+            told.append(f"round {t}: {client_name(event.client, names)}{of_seed}: {what}")
+        elif event is same[0]:
+            first = [client_name(one.client or 0, names) for one in same[:NAMED]]
             named = ", ".join(one.removeprefix("client ") for one in first)
-            who = f"clients {named} and {len(alike) - NAMED} more: "
-        if event.client is None or len(alike) <= NAMED or event is alike[0]:
-            told.append(f"round {t}: {who}{one_line(event.text)}")
+            told.append(f"round {t}: clients {named} and {len(same) - NAMED} more: {what}")
     return told
 
 
@@ -197,7 +197,7 @@ class Chain:
 
     def large(self, rnd: Round) -> bool:
         """Whether the models of all clients of a round are too large to be held at once."""
-        return self.secure is None and bool(rnd.ids.shape[1] * rnd.layout.size >= LARGE)
+        return self.secure is None and rnd.ids.shape[1] * rnd.layout.size >= LARGE
 
     def gathering(self, rnd: Round) -> Gathered:
         """What takes in replies one by one; large ones are averaged as they come where nothing needs each of them."""
@@ -287,9 +287,7 @@ class Gathered:
         """The replies as one, (runs, S, n), or their mean, (runs, 1, n)."""
         if not self.running:
             return wire.gather(self.ups)
-        complete = len(self.places) == self.rnd.ids.shape[1]
-        rnd = self.rnd if complete else self.rnd.subset(np.array(self.places))
-        means = {}
+        rnd, means = self.rnd.subset(np.array(self.places)), {}
         for name, (total, *others) in self.levels.items():
             for other in others:
                 total.add_(other)
