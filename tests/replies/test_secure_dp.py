@@ -62,7 +62,7 @@ def test_rounding_never_enlarges_a_norm() -> None:
     v = np.random.default_rng(0).normal(size=10_000)
     v /= np.linalg.norm(v)
     for private_sum in (True, False):
-        fixed = FixedPoint(32, 2.0**10, 8.0, private_sum)
+        fixed = FixedPoint(32, 2.0**10, 8.0, private_sum, {})
         _, counted, _ = fixed.encode({"v": torch.from_numpy(v)})
         assert (counted["v"].norm() <= 1.0) == private_sum
         assert fixed.encode({"v": torch.tensor([9.0])})[2] == (
