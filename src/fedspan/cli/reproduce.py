@@ -13,8 +13,8 @@ def command(
     study: Annotated[
         str,
         typer.Argument(
-            help="The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, a9a or "
-            "flamby-brca."
+            help="The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, a9a, "
+            "flamby-brca or flamby-heart."
         ),
     ],
     out: Out,
@@ -34,7 +34,8 @@ def command(
 ) -> None:
     """Regenerate a study: tables, figures and one page.
 
-    STUDY is toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, a9a or flamby-brca.
+    STUDY is toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, a9a, flamby-brca
+    or flamby-heart.
     Finished runs are kept.
     """
     from fedspan.cli._tables import console
