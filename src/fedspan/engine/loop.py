@@ -24,6 +24,7 @@ from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.digest import digest, sampled
 from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
+from fedspan.core.json_log import Line as Line
 from fedspan.core.json_log import check_form
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Method
@@ -33,9 +34,7 @@ from fedspan.engine.clock import Clock
 from fedspan.engine.states import check_rows
 from fedspan.replies.chain import Chain, Event, Replies, in_words
 
-Line = dict[str, Any]  # one evaluation of one seed, as plain values
-
-
+Ids = npt.NDArray[np.int64]
 DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
 
 
@@ -47,10 +46,9 @@ def cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Sched
     return Schedule(rounds.start, ids, flat_rows(ids, clients))
 
 
-def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> npt.NDArray[np.int64]:
+def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> Ids:
     """Who takes part in round t, (runs, S)."""
-    drawn = cohorts(seeds, clients, size, t // DRAWN_AHEAD)
-    ids: npt.NDArray[np.int64] = drawn.ids[t % DRAWN_AHEAD]
+    ids: Ids = cohorts(seeds, clients, size, t // DRAWN_AHEAD).ids[t % DRAWN_AHEAD]
     return ids
 
 
@@ -58,8 +56,8 @@ class Heard(NamedTuple):
     """Who took part in a round."""
 
     t: int
-    ids: npt.NDArray[np.int64]  # (runs, S)
-    places: npt.NDArray[np.int64]  # that counted
+    ids: Ids  # (runs, S)
+    places: Ids  # that counted
     events: tuple[Event, ...] = ()
 
 
@@ -87,8 +85,8 @@ class Row:
     """The runs after `round` rounds; each array has one number per run."""
 
     round: int
-    up_bytes: npt.NDArray[np.int64]
-    down_bytes: npt.NDArray[np.int64]
+    up_bytes: Ids
+    down_bytes: Ids
     seconds: float
     metrics: dict[str, npt.NDArray[np.float64]]
     diverged: npt.NDArray[np.bool_]
@@ -103,6 +101,8 @@ RECORD = {
 }  # fmt: skip
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
+# Last round, bytes up and bytes down of a client that never took part
+NEVER = np.array([[-1], [0], [0]])
 NOBODY = Replies(np.array([], np.int64), None)
 
 
@@ -136,7 +136,7 @@ class Loop:
     reason: str = ""  # why the run was ended
     server: Any = field(init=False)
     # (runs, N): the round of each client's copy of x
-    last_round: npt.NDArray[np.int64] = field(init=False)
+    last_round: Ids = field(init=False)
     ledger: wire.Ledger = field(init=False)
     # (runs, 1, n): averaged beside x, such as running statistics
     buffers: Vector | None = field(init=False)
@@ -187,7 +187,7 @@ class Loop:
         self.rounds = rounds if self.rounds is None else self.rounds
         # a run may have been killed between the checkpoint of an evaluation's round and the evaluation itself
         last = max((lines[-1]["round"] for lines in self.lines if lines), default=-1)
-        if self.t == 0 or (last < self.t and (self.t % eval_every == 0 or self.t >= rounds)):
+        if last < self.t and (self.t % eval_every == 0 or self.t >= rounds):
             yield self._evaluate()
         while self.t < rounds and not self.stop:
             began = time.perf_counter()
@@ -207,39 +207,46 @@ class Loop:
 
     def step(self) -> None:
         """One round."""
-        there = None if self.clock is None else self.clock.present(self.t)
-        rnd = self._round()
-        absent: list[Event] = []
-        if self.clock is not None and there is not None:
-            ids, absent = self.clock.cohort(rnd.ids[0], there, self.t)
-            rnd = self._round(ids[None])
-        noise, found, beside = self.chain.noise, NOBODY, self.buffers
-        sent: wire.Counts | int = 0
+        rnd, beside, noise = self._round(), self.buffers, self.chain.noise
+        events: list[Event] = []
+        if self.clock is not None:
+            ids, events = self.clock.cohort(rnd.ids[0], self.t)
+            rnd = self._round(ids[None]) if events else rnd
         if noise is not None:
             beside = noise.sent(self.problem.x0)
-        if rnd.ids.shape[1]:
+        asked, found = rnd.ids, NOBODY
+        sent: Ids | int = 0
+        received: Ids | int = 0
+        if asked.shape[1]:
             down = self.method.broadcast(self.server, rnd)
             found = self.transport.exchange(rnd, down, beside, self.chain)
-            sent = _sizes(down, beside) if found.sent is None else found.sent
+            sent = wire.sizes(down, beside) if found.sent is None else found.sent
             self.ledger.sent(rnd, sent)
-        self.heard = Heard(self.t, rnd.ids, found.places, (*absent, *self._timed(rnd, found, sent)))
-        if found.events:
-            self.note(found.events)
-        if len(found.places) < rnd.ids.shape[1]:
-            rnd = rnd.subset(found.places)
-        if len(found.places):
-            received = _sizes(found.up, found.buffers) if found.received is None else found.received
+        places, count = found.places, len(found.places)
+        if count < asked.shape[1]:
+            rnd = rnd.subset(places)
+        if count:
+            received = (
+                wire.sizes(found.up, found.buffers) if found.received is None else found.received
+            )
             self.ledger.received(rnd, received)
             self.last_round.reshape(-1)[rnd.rows] = self.t
-        if len(found.places) or noise is not None:
-            up = found.up if len(found.places) else self.empty_reply(rnd)
+        if self.clock is not None:  # it waits for all that were asked if nobody replied
+            came = places if count else np.arange(asked.shape[1])
+            each = sent if isinstance(sent, int) else sent[:, came]
+            events += self.clock.advance(asked[0, came], received, each)
+        self.heard = Heard(self.t, asked, places, tuple(events))
+        if found.events:
+            self.note(found.events)
+        if count or noise is not None:
+            up = found.up if count else self.empty_reply(rnd)
             up, self.buffers, rnd = self.chain.total(up, found.buffers, rnd)
             server, here = self.method.server_step(self.server, up, rnd), self.problem.x0.shape
-            if (there := server.x.shape) != here:
+            if server.x.shape != here:
                 raise SpecError(
-                    f"`server_step` of {type(self.method).__name__} returns x of shape {tuple(there)} instead of "
-                    f"{tuple(here)}, which is (runs, 1, size); a mean over clients keeps its axis with keepdim=True, "
-                    "as rnd.mean(v) does"
+                    f"`server_step` of {type(self.method).__name__} returns x of shape {tuple(server.x.shape)} instead "
+                    f"of {tuple(here)}, which is (runs, 1, size); a mean over clients keeps its axis with "
+                    "keepdim=True, as rnd.mean(v) does"
                 )
             self.server = server if noise is None else self.chain.leaked(server)
         else:
@@ -265,58 +272,43 @@ class Loop:
         _, up = self.method.client_step(state, down, Flat(), alone)
         return up.replace(**{name: torch.zeros_like(v) for name, v in payload(up).items()})
 
-    def _timed(self, rnd: Round, found: Replies, sent: wire.Counts | int) -> list[Event]:
-        """Move the clock on by a round; all that were asked count if nobody replied."""
-        if self.clock is None:
-            return []
-        places, up = found.places, found.received
-        if not len(places):
-            places, up = np.arange(rnd.ids.shape[1]), np.zeros(rnd.ids.shape, np.int64)
-        elif up is None:
-            up = np.zeros((1, len(places)), np.int64) + _sizes(found.up, found.buffers)
-        down = np.zeros(rnd.ids.shape, np.int64) + sent
-        return self.clock.advance(rnd.ids[0, places], up[0], down[0, places])
-
-    def _round(self, ids: npt.NDArray[np.int64] | None = None) -> Round:
-        n = self.problem.clients
-        schedule, overwrite = None, self.problem.layout.size >= LARGE
-        noise = self.chain.noise
-        if ids is not None:
-            rows = flat_rows(ids, n)
-        elif noise is None:
-            schedule = cohorts(self.seeds, n, self.clients_per_round, self.t // DRAWN_AHEAD)
-            ids, rows = schedule.ids[self.t % DRAWN_AHEAD], schedule.rows[self.t % DRAWN_AHEAD]
-        else:
+    def _round(self, ids: Ids | None = None) -> Round:
+        """The next round, of these clients or of those that are drawn."""
+        problem, method, noise, schedule = self.problem, self.method, self.chain.noise, None
+        if ids is None and noise is not None:
             ids = noise.cohort(self.t, len(self.seeds))
-            rows = flat_rows(ids, n)
-        overwrite = overwrite and noise is None
-        weights = None
-        if self.problem.weights is not None:
-            shares = torch.from_numpy(self.problem.weights[ids]).unsqueeze(-1)
-            weights = shares.to(self.problem.layout.dtype)
-        steps = None
-        if self.problem.steps is not None:
-            own = torch.from_numpy(self.problem.steps[ids]).unsqueeze(-1)
-            steps = own.to(self.problem.layout.dtype)
-        return Round(
+        if ids is None:
+            part, place = divmod(self.t, DRAWN_AHEAD)
+            schedule = cohorts(self.seeds, problem.clients, self.clients_per_round, part)
+            ids, rows = schedule.ids[place], schedule.rows[place]
+        else:
+            rows = flat_rows(ids, problem.clients)
+        rnd = object.__new__(Round)  # whose own __init__ sets one field at a time
+        vars(rnd).update(
             t=self.t,
             seeds=self.seeds,
-            clients=n,
-            layout=self.problem.layout,
+            clients=problem.clients,
+            layout=problem.layout,
             ids=ids,
+            rows=rows,
             last_round=self.last_round.reshape(-1)[rows].reshape(ids.shape),
-            weights=weights,
-            unbiased=self.unbiased and not self.method.follows_states,
+            weights=None if problem.weights is None else self._of(problem.weights, ids),
+            unbiased=self.unbiased and not method.follows_states,
             everyone=self.last_round,
-            local_steps=self.method.local_steps,
-            steps=steps,
+            local_steps=method.local_steps,
+            steps=None if problem.steps is None else self._of(problem.steps, ids),
             schedule=schedule,
             known_start=self.known_start,
             rounds=self.rounds,
-            overwrite=overwrite,
+            overwrite=noise is None and problem.layout.size >= LARGE,
             privacy=None if noise is None else noise.terms(),
             robust=self.chain.aggregator is not None,
         )
+        return rnd
+
+    def _of(self, values: npt.NDArray[Any], ids: Ids) -> Vector:
+        """Values of some clients, (runs, S, 1)."""
+        return torch.from_numpy(values[ids]).unsqueeze(-1).to(self.problem.layout.dtype)
 
     def _evaluate(self) -> Row:
         metrics = {
@@ -336,11 +328,8 @@ class Loop:
 
     def save(self) -> wire.Arrays:
         """Everything a later `load` needs to continue to the same bits; `lines` are in the history files."""
-        parts = {"server": wire.pack(self.server), "clients": self.transport.save()}
-        parts["replies"] = self.chain.save()
         counts = np.stack([self.last_round, self.ledger.up, self.ledger.down]).reshape(3, -1)
-        # a client that never took part takes no space
-        rows = np.flatnonzero((counts != [[-1], [0], [0]]).any(0))
+        rows = np.flatnonzero((counts != NEVER).any(0))
         record = {
             "id": self.id,
             "t": self.t,
@@ -352,13 +341,17 @@ class Loop:
         }
         if self.clock is not None:
             record["clock"] = self.clock.save()
-        text = bytearray(json.dumps(record).encode())
-        parts["loop"] = {
+        own = {
             "rows": torch.from_numpy(rows),
             "counts": torch.from_numpy(counts[:, rows]),
-            "record": torch.frombuffer(text, dtype=torch.uint8),
+            "record": torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8),
         }
-        parts["loop"] |= {} if self.buffers is None else {"buffers": self.buffers}
+        parts = {
+            "server": wire.pack(self.server),
+            "clients": self.transport.save(),
+            "replies": self.chain.save(),
+            "loop": own if self.buffers is None else own | {"buffers": self.buffers},
+        }
         return {f"{part}.{name}": one for part, own in parts.items() for name, one in own.items()}
 
     def load(self, arrays: wire.Arrays) -> None:
@@ -379,18 +372,17 @@ class Loop:
         for name, array in arrays.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = array
-        record, loop = record_of(arrays), parts["loop"]
-        shape = tuple(record["shape"])
-        if shape != self.last_round.shape:
+        record, loop, shape = record_of(arrays), parts["loop"], self.last_round.shape
+        if tuple(record["shape"]) != shape:
             raise CheckpointError(
-                f"the checkpoint is of {shape} (runs, clients), this run of {self.last_round.shape}"
+                f"the checkpoint is of {tuple(record['shape'])} (runs, clients), this run of {shape}"
             )
         none = torch.zeros(0, dtype=torch.int64)
         like = {"rows": none, "counts": none.expand(3, 0), "record": loop["record"]}
         wire.check_forms(loop, like | ({} if self.buffers is None else {"buffers": self.buffers}))
         t, seconds, counts = record["t"], record["seconds"], loop["counts"].numpy()
         check_rows(loop["rows"], counts.shape[1], self.last_round.size)
-        possible = (counts >= [[-1], [0], [0]]).all() and (counts[0] < max(t, 1)).all()
+        possible = (counts >= NEVER).all() and (counts[0] < max(t, 1)).all()
         if not (possible and min(t, seconds, record["more"]) >= 0):
             raise CheckpointError(
                 "the checkpoint is damaged: its counts are impossible; start the run again"
@@ -407,14 +399,13 @@ class Loop:
             )
         self.chain.load(parts["replies"])
         self.transport.load(parts["clients"])
-        self.last_round, self.ledger = np.full(shape, -1, np.int64), wire.Ledger.empty(*shape)
-        for table, values in zip(
-            (self.last_round, self.ledger.up, self.ledger.down), counts, strict=True
-        ):
-            table.reshape(-1)[loop["rows"].numpy()] = values
+        tables = NEVER.repeat(self.last_round.size, 1)
+        tables[:, loop["rows"].numpy()] = counts
+        self.last_round, *sizes = tables.reshape(3, *shape)
+        self.ledger = wire.Ledger(*sizes)
         self.buffers, self.t, self.seconds = loop.get("buffers"), t, float(seconds)
         self.id, self.events, self.more_events = record["id"], record["events"], record["more"]
-        self.checks = record["checks"] if self.t else {}
+        self.checks = record["checks"] if t else {}
         if self.clock is not None:
             self.clock.load(record["clock"])
 
@@ -457,9 +448,3 @@ def record_of(arrays: wire.Arrays) -> Line:
     except (KeyError, ValueError, TypeError, RecursionError):
         record = None
     return check_form(record, "checkpoint.safetensors", RECORD, {"clock": dict[str, Any]})
-
-
-def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:
-    """Bytes of a message and of the buffers with it, for each client."""
-    found = wire.sizes(message)
-    return found if buffers is None else found + buffers.shape[-1] * buffers.itemsize
