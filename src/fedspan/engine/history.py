@@ -27,13 +27,8 @@ SPEC = {  # of what others read in it
 }  # fmt: skip
 COSTS = {"round": int, "up_bytes": int, "down_bytes": int, "seconds": float}  # of a row
 OTHERS = {"events": list[str], "diverged": bool, "hours": float}
-PLAIN = (
-    "seed",
-    *COSTS,
-    "hours",
-    "diverged",
-    "events",
-)  # what an evaluation has besides its metrics
+# What an evaluation has besides its metrics, and one of a client
+PLAIN = ("seed", *COSTS, *OTHERS, "client", "data", "examples")
 
 Mode = Literal["min", "max"]
 HELD_OUT = "validation_"
@@ -185,9 +180,14 @@ def main_metric(names: Sequence[str], given: Sequence[Any] = ()) -> str:
     return next(known, among[0])
 
 
+def metrics_of(lines: Sequence[Line]) -> list[str]:
+    """Return the names of the metrics that evaluations have."""
+    return list(dict.fromkeys(name for line in lines for name in line if name not in PLAIN))
+
+
 def judged_by(lines: Sequence[Line], metric: str | None, given: Sequence[Any] = ()) -> str:
     """Return the metric asked for, or the main one; refused where the evaluations do not have it."""
-    names = list(dict.fromkeys(name for line in lines for name in line if name not in PLAIN))
+    names = metrics_of(lines)
     if not names:
         raise SpecError(
             "nothing is evaluated: give `test` or `validation`, or leave such callbacks out"

@@ -94,7 +94,6 @@ class Row:
     hours: float | None = None  # of the virtual clock
 
 
-DAMAGED = (LookupError, ValueError, RuntimeError, OverflowError, ProtocolError)
 RECORD = {
     "id": str, "t": int, "seconds": float, "shape": list[int], "events": list[str], "more": int,
     "checks": dict[str, str],
@@ -128,43 +127,30 @@ class Loop:
     on_events: Callable[[Sequence[str]], None] | None = None  # is given what went wrong in a round
     metrics: Sequence[Any] = ()  # as the user gives them; they say whether more is better
     clock: Clock | None = None  # counts the hours of a run with one seed, and knows who is there
-    t: int = 0
-    seconds: float = 0.0
-    events: list[str] = field(default_factory=list)  # since the last row, at most EVENTS_KEPT
-    more_events: int = 0  # that were not kept
-    stop: bool = False  # leave after the current round
-    reason: str = ""  # why the run was ended
-    server: Any = field(init=False)
-    # (runs, N): the round of each client's copy of x
-    last_round: Ids = field(init=False)
-    ledger: wire.Ledger = field(init=False)
-    # (runs, 1, n): averaged beside x, such as running statistics
-    buffers: Vector | None = field(init=False)
-    lines: list[list[Line]] = field(init=False)
-    id: str = field(init=False)  # of this run, in every file that it reads back
-    start: str = field(init=False)  # a hash of sampled initial weights
-    # file of lines → checksum of its last line
-    checks: dict[str, str] = field(default_factory=dict)
-    heard: Heard = field(init=False)  # of the last round
-    carried: dict[str, int] = field(default_factory=dict)  # what else the log counts of its rounds
 
     def __post_init__(self) -> None:
-        n = self.problem.clients
+        n, problem, runs = self.problem.clients, self.problem, len(self.seeds)
         if not 1 <= self.clients_per_round <= n:
             raise SpecError(
                 f"`clients_per_round` must be from 1 to the {n} clients, got {self.clients_per_round}"
             )
-        self.method.check(self.problem.layout)
-        self.chain = self.chain or Chain(self.method, runs=len(self.seeds))
-        self.server = self.method.init_server(self.problem.x0, self.problem.layout)
-        self.last_round = np.full((len(self.seeds), n), -1, np.int64)
-        self.ledger = wire.Ledger.empty(len(self.seeds), n)
-        self.buffers = self.problem.buffers0
-        self.lines = [[] for _ in self.seeds]
-        nobody = np.zeros((len(self.seeds), 0), np.int64)
-        self.heard = Heard(self.t, nobody, nobody[0])
-        self.id = secrets.token_hex(8)
-        self.start = start_of(self.problem.x0)
+        self.method.check(problem.layout)
+        self.chain = self.chain or Chain(self.method, runs=runs)
+        self.server: Any = self.method.init_server(problem.x0, problem.layout)
+        self.buffers = problem.buffers0  # (runs, 1, n): averaged beside x, as running statistics
+        self.last_round: Ids = np.full((runs, n), -1)  # of each client's copy of x
+        self.ledger = wire.Ledger.empty(runs, n)
+        self.t, self.seconds = 0, 0.0
+        self.stop, self.reason = False, ""  # leave after the current round, and why
+        self.lines: list[list[Line]] = [[] for _ in self.seeds]
+        self.events = list[str]()  # since the last row, at most EVENTS_KEPT
+        self.more_events = 0  # that were not kept
+        nobody = self.last_round[:, :0]
+        self.heard = Heard(0, nobody, nobody[0])  # of the last round
+        self.carried = dict[str, int]()  # what else the log counts of its rounds
+        self.id = secrets.token_hex(8)  # in every file of the run that it reads back
+        self.start = start_of(problem.x0)  # a hash of sampled initial weights
+        self.checks = dict[str, str]()  # file of lines → checksum of its last line
         self._each_round = [
             one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end
         ]
@@ -311,20 +297,18 @@ class Loop:
         return torch.from_numpy(values[ids]).unsqueeze(-1).to(self.problem.layout.dtype)
 
     def _evaluate(self) -> Row:
-        metrics = {
-            **self.problem.evaluate(self.model(), self.buffers),
-            **self.method.measures(self.server),
-        }
+        metrics = dict(self.problem.evaluate(self.model(), self.buffers))
+        metrics |= self.method.measures(self.server)
         if self.chain.noise is not None:
             metrics |= self.chain.noise.measures(self.t, len(self.seeds))
         for callback in self.callbacks:
             metrics |= callback.measure(self)
-        up, down = self.ledger.totals()
-        more = [f"{self.more_events:,} more events"] if self.more_events else []
-        events, self.events, self.more_events = (*self.events, *more), [], 0
+        if self.more_events:
+            self.events.append(f"{self.more_events:,} more events")
+        events, self.events, self.more_events = tuple(self.events), [], 0
         hours = None if self.clock is None else self.clock.hours
         diverged = self.problem.diverged(metrics)
-        return Row(self.t, up, down, self.seconds, metrics, diverged, events, hours)
+        return Row(self.t, *self.ledger.totals(), self.seconds, metrics, diverged, events, hours)
 
     def save(self) -> wire.Arrays:
         """Everything a later `load` needs to continue to the same bits; `lines` are in the history files."""
@@ -362,7 +346,7 @@ class Loop:
         """
         try:
             self._load(arrays)
-        except DAMAGED as error:
+        except (LookupError, ValueError, RuntimeError, OverflowError, ProtocolError) as error:
             raise CheckpointError(
                 f"the checkpoint is damaged ({one_line(error, 100)}); start the run again"
             ) from error
@@ -377,8 +361,8 @@ class Loop:
             raise CheckpointError(
                 f"the checkpoint is of {tuple(record['shape'])} (runs, clients), this run of {shape}"
             )
-        none = torch.zeros(0, dtype=torch.int64)
-        like = {"rows": none, "counts": none.expand(3, 0), "record": loop["record"]}
+        like = wire.Arrays(rows=torch.tensor([]).long(), record=loop["record"])
+        like["counts"] = like["rows"].expand(3, 0)
         wire.check_forms(loop, like | ({} if self.buffers is None else {"buffers": self.buffers}))
         t, seconds, counts = record["t"], record["seconds"], loop["counts"].numpy()
         check_rows(loop["rows"], counts.shape[1], self.last_round.size)
@@ -388,15 +372,12 @@ class Loop:
                 "the checkpoint is damaged: its counts are impossible; start the run again"
             )
         self.server = self._server_of(parts["server"], t)
-        wrong = [
-            name
-            for name, one in arrays.items()
-            if one.is_floating_point() and one.numel() and not all_finite(one)
-        ]
-        if wrong and all_finite(self.model()):  # a seed that has diverged may hold anything
-            raise CheckpointError(
-                f"the checkpoint is damaged: {wrong[0]!r} is not finite; start the run again"
-            )
+        whole = all_finite(self.model())  # if not, a seed has diverged and may hold anything
+        for name, array in arrays.items():
+            if whole and array.is_floating_point() and array.numel() and not all_finite(array):
+                raise CheckpointError(
+                    f"the checkpoint is damaged: {name!r} is not finite; start the run again"
+                )
         self.chain.load(parts["replies"])
         self.transport.load(parts["clients"])
         tables = NEVER.repeat(self.last_round.size, 1)
@@ -414,15 +395,12 @@ class Loop:
         like, logs = wire.pack(self.server), wire.Arrays()
         if t and self.method.logs_changes:  # of a round without replies, whose log has one entry
             one = replace(self._round(), overwrite=False)
-            logged = wire.pack(self.method.empty_round(self.server, one))
-            missed = [name for name in logged if name.startswith("log.missed")]
-            logs = {name: logged[name][:, :0] for name in missed} | {
-                "log.end": like.pop("log.end")[:0]
-            }
+            logged = wire.pack(self.method.empty_round(self.server, one)).items()
+            logs = {name: array[:, :0] for name, array in logged if name.startswith("log.missed")}
+            logs["log.end"] = like.pop("log.end")[:0]
         server, unset = wire.unpack(arrays), set(self.method.later) - like.keys()
-        own = {name: arrays[name] for name in arrays if name in logs}
-        wire.check_forms(own, logs)
-        others = arrays.keys() - own.keys() - unset
+        wire.check_forms({name: arrays[name] for name in arrays if name in logs}, logs)
+        others = arrays.keys() - logs.keys() - unset
         wire.check_forms({name: arrays[name] for name in others}, like, exact=True)
         log = getattr(server, "log", None)
         if log is not None and (

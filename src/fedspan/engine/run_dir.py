@@ -34,7 +34,7 @@ from fedspan.core.files import (
     sync,
     write_atomic,
 )
-from fedspan.core.json_log import JsonLog, Line, check_form, read_lines, write_table
+from fedspan.core.json_log import JsonLog, Line, check_form, read_lines
 from fedspan.core.layout import all_finite
 from fedspan.core.metric import column_of
 from fedspan.core.signals import sigterm_again
@@ -53,7 +53,6 @@ from fedspan.engine.provenance import (
     OUTCOME,
     SPEC,
     TRAFFIC,
-    USAGE,
     read_outcome,
     seed_dirs,
 )
@@ -393,8 +392,6 @@ class RunFiles(Callback):
             text = csv_text([dict(zip(heads, row, strict=True)) for row in columns])
             write_atomic(folder / TRAFFIC, text.encode(), private=spec.privacy is not None)
             self.logs[number][1].append({"time": _now(), "ended": result.statuses[number]})
-        if result.usage:
-            write_table(out / USAGE, result.usage)
         ends = [{k: v for k, v in lines[-1].items() if k != "events"} for lines in result.runs]
         about = {"run": loop.id, "start": self.start, "rounds": loop.t, "metrics": ends}
         about |= _decisions(spec) | {"versions": versions()} | self.changes
