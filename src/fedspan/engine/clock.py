@@ -60,8 +60,8 @@ class Clock:
         if isinstance(self.available, Mapping):
             self.start = self.available.get("start", 24 * self._uniform("available"))
         elif isinstance(self.available, str) and not self.always:
-            table = _read("available", self.available, ("from", "to"), ("client",))
-            start, end = table["from"], table["to"]
+            table = _read("available", self.available, "from", "to", "client")
+            start, end = (table[one].astype(np.float64) for one in ("from", "to"))
             if not (np.isfinite(end) & (start >= 0) & (start < end)).all():
                 raise SpecError(
                     f"`federation.available`: {self.available!r} has a row whose `to` is not after its `from`"
@@ -82,8 +82,8 @@ class Clock:
             return np.exp(low + (high - low) * self._uniform(name))
         if not isinstance(given, str):
             return np.full(self.clients, float(given))
-        table = _read(name, given, (name,))
-        values, own = table[name], table.get("client")
+        table = _read(name, given, name)
+        values, own = table[name].astype(np.float64), table.get("client")
         order = np.arange(len(values)) if own is None else self._ids(name, own)
         if sorted(order.tolist()) != list(range(self.clients)):
             raise SpecError(
@@ -183,19 +183,15 @@ class Clock:
         self.hours = float(saved["hours"])
 
 
-def _read(
-    name: str, path: str, numbers: Sequence[str], others: Sequence[str] = ()
-) -> columns.Columns:
-    """Return the columns of a file, of which some must be there."""
+def _read(name: str, path: str, *needed: str) -> columns.Columns:
+    """Return the columns of a file, of which some must be there; all but `client` are of numbers."""
     try:
         table = columns.read(Path(path))
     except DataError as error:
         raise DataError(str(error).replace("`task.data`", f"`federation.{name}`", 1)) from None
-    for one in (*numbers, *others):
+    for one in needed:
         if one not in table:
             raise SpecError(f"`federation.{name}`: {path!r} has no column {one!r}")
-    for one in numbers:
-        if table[one].dtype.kind not in "if":
+        if one != "client" and table[one].dtype.kind not in "if":
             raise SpecError(f"`federation.{name}`: column {one!r} of {path!r} is not of numbers")
-        table[one] = table[one].astype(np.float64)
     return table

@@ -128,10 +128,9 @@ def execute(
         if statuses[0] == "interrupted":  # between two evaluations
             files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
         result = Result(loop.seeds, loop.lines, statuses, spec.table(), out)
-        result.weights = [
-            loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)
-        ]
         result.usage = dict(loop.problem.usage)
+        for run, finite in enumerate(files.finite):
+            result.weights.append(loop.problem.state_dict(*finite, run))
         failed: Exception | None = None
         for callback in loop.callbacks:
             try:
@@ -172,13 +171,12 @@ def _warn(loop: Loop, result: Result) -> None:
             if log.handlers:  # not twice on a terminal
                 log.warning("%s", text)
             warnings.warn(text, stacklevel=4)
-    columns = [column_of(one) for one in loop.metrics]
-    asked = dict.fromkeys(columns, "test") | {HELD_OUT + name: "validation" for name in columns}
     lines = [line for line in result.model_lines if not line.get("diverged")]
-    for name, data in asked.items():
-        if any(name in line and line[name] is None for line in lines):
-            why = undefined_where(name)
-            warnings.warn(f"the metric {name!r} is undefined on the {data} data{why}", stacklevel=4)
+    for prefix, data in {"": "test", HELD_OUT: "validation"}.items():
+        for name in (prefix + column_of(one) for one in loop.metrics):
+            if any(line.get(name, "") is None for line in lines):
+                text = f"the metric {name!r} is undefined on the {data} data{undefined_where(name)}"
+                warnings.warn(text, stacklevel=4)
 
 
 @contextmanager
