@@ -298,13 +298,13 @@ class Result:
         method = flat(self.spec.get("method", {}))
         settings = [f"{key} {method[key]}" for key in MAIN if key in method]
         head = f"{method.get('name', 'run')}, {self.status}; {', '.join(settings)}"
-        names = [*["seed"] * (len(self.seeds) > 1), "round", "up_bytes", "down_bytes"]
-        names += [name for name in self.metrics if name not in DETAILS]
+        names = [name for name in self.metrics if name not in DETAILS]
+        names = [*["seed"] * (len(self.seeds) > 1), "round", "up_bytes", "down_bytes", *names]
+        rows = [names, *([line.get(name, "") for name in names] for line in self.history[-5:])]
         table = ""
-        for line in ({name: name for name in names}, *self.history[-5:]):
-            values = (line.get(name, "") for name in names)
-            texts = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in values)
-            table += f"<tr>{''.join(f'<td>{html.escape(one)}</td>' for one in texts)}</tr>"
+        for row in rows:
+            cells = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in row)
+            table += f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
         return f"<p>{html.escape(head)}</p><table>{table}</table>"
 
 
@@ -364,7 +364,7 @@ def load(
             clients += [{"seed": seed} | row for row in per_client.read(place / CLIENTS)]
         path = place / MODEL
         if round is not None:
-            path, kept[seed] = _kept(run_dir, place, seed, len(runs), round), round
+            path, kept[seed] = _kept(run_dir, place, seed, round), round
         if not path.exists():
             continue
         try:
@@ -398,11 +398,11 @@ def load(
     )
 
 
-def _kept(run_dir: Path, folder: Path, seed: int, seeds: int, t: int) -> Path:
+def _kept(run_dir: Path, folder: Path, seed: int, t: int) -> Path:
     """Return the file of the model of round t."""
     at_least("round", t, 0)
-    places = [folder / "models", run_dir / f"seed-{seed}" / "models"][: min(seeds, 2)]
-    files = (file for place in places for file in place.glob("round-*.safetensors"))
+    places = (folder, run_dir / f"seed-{seed}")
+    files = (file for place in places for file in place.glob("models/round-*.safetensors"))
     there = {int(file.stem[6:]): file for file in files}
     if t not in there:
         known = (

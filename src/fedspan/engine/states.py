@@ -157,7 +157,7 @@ class InMemory:
         if rows is self._latest[0]:  # a cohort is put back where it was taken
             return self._latest[1]
         places = self.places[rows]
-        if self.used < self.count and places.min() < 0:
+        if self.used < self.count and places.min(initial=0) < 0:
             new = rows[places < 0]
             start, self.used = self.used, self.used + len(new)
             self.rows[start : self.used] = new
@@ -182,12 +182,9 @@ class InMemory:
     def load(self, saved: Arrays) -> None:
         check_forms(saved, {"rows": torch.zeros(0, dtype=torch.int64), "values": self.values[:0]})
         check_rows(saved["rows"], len(saved["values"]), self.count)
-        self.used = len(saved["rows"])
-        self.rows[: self.used] = saved["rows"].numpy()
         self.places.fill(-1)
-        self._latest = (None, torch.empty(0))
-        self.places[self.rows[: self.used]] = np.arange(self.used)
-        self.values[: self.used] = saved["values"]
+        self.used, self._latest = 0, (None, torch.empty(0))
+        self.put(saved["rows"].numpy(), saved["values"])
 
 
 class OnDisk:
