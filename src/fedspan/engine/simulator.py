@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
@@ -193,7 +194,8 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
             state = self.states.take(one.rows, one.ids.shape)
-            new, up, own = local_work(self.method, self.problem, state, down, buffers, one)
+            sent = _of(down, np.array([place]))
+            new, up, own = local_work(self.method, self.problem, state, sent, buffers, one)
             if outliers := chain.screened(up, own, one, one_of_many=True):
                 out += self._undone(outliers, one)
                 continue
@@ -279,10 +281,11 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
                 self.simulate = how = "loop"
         if how == "loop" or self._pool is None:
             return one_by_one(self.states.take(rnd.rows, rnd.ids.shape), down, buffers, rnd)
-        parts = np.array_split(np.arange(cohort), len(self._pool))
-        shares = [rnd.subset(part) for part in parts if len(part)]
-        states = [self.states.take(share.rows, share.ids.shape) for share in shares]
-        tasks = [(own, down, buffers, one) for own, one in zip(states, shares, strict=True)]
+        tasks = []
+        for part in np.array_split(np.arange(cohort), min(cohort, len(self._pool))):
+            share = rnd.subset(part)
+            state = self.states.take(share.rows, share.ids.shape)
+            tasks.append((state, _of(down, part), buffers, share))
         return _joined(self._pool.map(tasks))
 
     def close(self) -> None:
@@ -307,8 +310,19 @@ def _one_by_one(
     parts = []
     for place in range(rnd.ids.shape[1]):
         one = rnd.subset(np.array([place]))
-        parts.append(local_work(method, problem, wire.pick(state, place), down, buffers, one))
+        own = _of(down, np.array([place]))
+        parts.append(local_work(method, problem, wire.pick(state, place), own, buffers, one))
     return _joined(parts)
+
+
+def _of(down: Bundle, places: npt.NDArray[np.int64]) -> Bundle:
+    """A download with the parts of some clients of the cohort, where each client has its own."""
+    each = {
+        name: part[:, places]
+        for name, part in vars(down).items()
+        if isinstance(part, torch.Tensor) and part.shape[1] > 1
+    }
+    return down.replace(**each)
 
 
 def _joined(parts: list[Answer]) -> Answer:
