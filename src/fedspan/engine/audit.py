@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -88,21 +87,19 @@ def numbers(text: str, below: int | None = None, most: int = MOST_REPLIES) -> li
     return found
 
 
-@dataclass
 class Trail:
-    """What the record of one seed tells."""
+    """What the record of one seed tells, once it is read."""
 
-    path: Path
-    header: Line = field(default_factory=dict)
     names: list[str] | None = None  # of the clients, if they have any
-    events: list[tuple[int, str, list[int], str]] = field(default_factory=list)
-    resumed: list[Line] = field(default_factory=list)
-    up_bytes: int = 0
-    down_bytes: int = 0
-    ended: str = ""
-    last: Line = field(default_factory=dict)  # evaluation
-    lines: int = 0
-    last_hash: str = ""
+    lines = up_bytes = down_bytes = 0
+    ended = last_hash = ""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header: Line = {}
+        self.last: Line = {}  # evaluation
+        self.events = list[tuple[int, str, list[int], str]]()
+        self.resumed = list[Line]()
 
     def of_kind(self, kind: str) -> dict[int, list[int]]:
         """Round → the clients of its events of a kind, such as "counted" or "not counted"."""

@@ -137,12 +137,13 @@ def check_run(run_dir: Path, folders: Sequence[Path]) -> list[Table]:
         run_dir: The directory of the run.
         folders: Those of its seeds, which have cards of their own where the run was interrupted between two of them.
     """
-    places = [run_dir] if (run_dir / OUTCOME).exists() else folders
-    cards = {place: card for place in places if (card := read_outcome(place))}
-    for place, card in cards.items():
-        if wrong := changes(place, card, READ):
-            raise ChangedError(f"{wrong[0]}; put back what the run has written, or run again")
-    return list(cards.values())
+    cards = []
+    for place in [run_dir] if (run_dir / OUTCOME).exists() else folders:
+        if card := read_outcome(place):
+            cards.append(card)
+            if wrong := changes(place, card, READ):
+                raise ChangedError(f"{wrong[0]}; put back what the run has written, or run again")
+    return cards
 
 
 def read_lr(path: Path) -> dict[str, Any]:
@@ -216,6 +217,5 @@ def _valid(card: Table) -> bool:
 
 def _signed(card: Table) -> bytes:
     """What is signed: all of a card but its signature."""
-    return json.dumps(
-        {key: value for key, value in card.items() if key != "signature"}, sort_keys=True
-    ).encode()
+    signed = {key: value for key, value in card.items() if key != "signature"}
+    return json.dumps(signed, sort_keys=True).encode()
