@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
@@ -194,7 +193,7 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
             state = self.states.take(one.rows, one.ids.shape)
-            sent = _of(down, np.array([place]))
+            sent = wire.of_clients(down, np.array([place]))
             new, up, own = local_work(self.method, self.problem, state, sent, buffers, one)
             if outliers := chain.screened(up, own, one, one_of_many=True):
                 out += self._undone(outliers, one)
@@ -285,7 +284,7 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         for part in np.array_split(np.arange(cohort), min(cohort, len(self._pool))):
             share = rnd.subset(part)
             state = self.states.take(share.rows, share.ids.shape)
-            tasks.append((state, _of(down, part), buffers, share))
+            tasks.append((state, wire.of_clients(down, part), buffers, share))
         return _joined(self._pool.map(tasks))
 
     def close(self) -> None:
@@ -310,19 +309,9 @@ def _one_by_one(
     parts = []
     for place in range(rnd.ids.shape[1]):
         one = rnd.subset(np.array([place]))
-        own = _of(down, np.array([place]))
-        parts.append(local_work(method, problem, wire.pick(state, place), own, buffers, one))
+        own, sent = wire.pick(state, place), wire.of_clients(down, np.array([place]))
+        parts.append(local_work(method, problem, own, sent, buffers, one))
     return _joined(parts)
-
-
-def _of(down: Bundle, places: npt.NDArray[np.int64]) -> Bundle:
-    """A download with the parts of some clients of the cohort, where each client has its own."""
-    each = {
-        name: part[:, places]
-        for name, part in vars(down).items()
-        if isinstance(part, torch.Tensor) and part.shape[1] > 1
-    }
-    return down.replace(**each)
 
 
 def _joined(parts: list[Answer]) -> Answer:
