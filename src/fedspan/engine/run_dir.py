@@ -5,7 +5,7 @@
     model.safetensors, clients.csv, result.json  at the end
 
 Several seeds of one batched computation have a directory `seed-*` each and share the checkpoint and the result. A
-finished run keeps its checkpoint where it can be made longer: `may_grow`.
+finished run keeps its checkpoint where it can be made longer.
 """
 
 from __future__ import annotations
