@@ -50,7 +50,7 @@ class Clock:
         names: Sequence[str] | None = None,
     ) -> None:
         self.clients, self.seed, self.steps, self.hours = clients, seed, steps, 0.0
-        self.names = {str(name): n for n, name in enumerate(names or range(clients))}
+        self.names = names or range(clients)
         self.up, self.down, self.latency, self.step = (
             self._values(name, federation.value(name)) for name in DEVICES
         )
@@ -98,10 +98,11 @@ class Clock:
 
     def _ids(self, name: str, column: npt.NDArray[Any]) -> Ids:
         """Return the numbers of the clients that a file names."""
-        unknown = [one for one in map(str, column) if one not in self.names]
-        if unknown:
+        known = {str(one): number for number, one in enumerate(self.names)}
+        asked = [str(one) for one in column]
+        if unknown := [one for one in asked if one not in known]:
             raise SpecError(f"`federation.{name}` names a client that there is not: {unknown[0]!r}")
-        return np.array([self.names[str(one)] for one in column], np.int64)
+        return np.array([known[one] for one in asked], np.int64)
 
     # --- Who is there ---
 

@@ -101,7 +101,7 @@ RECORD = {
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
 # Last round, bytes up and bytes down of a client that never took part
-NEVER = np.array([[-1], [0], [0]])
+NEVER = np.array([[-1], [0], [0]], np.int64)
 NOBODY = Replies(np.array([], np.int64), None)
 
 
@@ -138,7 +138,7 @@ class Loop:
         self.chain = self.chain or Chain(self.method, runs=runs)
         self.server: Any = self.method.init_server(problem.x0, problem.layout)
         self.buffers = problem.buffers0  # (runs, 1, n): averaged beside x, as running statistics
-        self.last_round: Ids = np.full((runs, n), -1)  # of each client's copy of x
+        self.last_round: Ids = np.full((runs, n), -1, np.int64)  # of each client's copy of x
         self.ledger = wire.Ledger.empty(runs, n)
         self.t, self.seconds = 0, 0.0
         self.stop, self.reason = False, ""  # leave after the current round, and why

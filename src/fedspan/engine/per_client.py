@@ -75,9 +75,9 @@ class PerClient(list[Line]):
         Args:
             metric: The metric to judge by; by default the main one.
         """
-        metric = self._metric(metric)
+        metric, known = self._judged(metric)
         sign = sign_of(metric, self.given, option="")
-        return min(self._known(metric), key=lambda row: sign * row[metric])
+        return min(known, key=lambda row: sign * row[metric])
 
     def spread(self, metric: str | None = None) -> dict[str, float]:
         """Mean, standard deviation and quantiles over the clients for the result's model, each client counted once.
@@ -87,8 +87,8 @@ class PerClient(list[Line]):
         Args:
             metric: The metric; by default the main one.
         """
-        metric = self._metric(metric)
-        values = np.array([row[metric] for row in self._known(metric)])
+        metric, known = self._judged(metric)
+        values = np.array([row[metric] for row in known])
         quantiles = {name: float(np.quantile(values, at)) for name, at in QUANTILES.items()}
         return {"mean": float(values.mean()), "std": float(values.std()), **quantiles}
 
@@ -106,8 +106,8 @@ class PerClient(list[Line]):
         Returns:
             The matplotlib axis.
         """
-        metric = self._metric(metric)
-        ax, worst = axis_or_new(ax), self.worst(metric)
+        worst = self.worst(metric)
+        ax, metric = axis_or_new(ax), judged_by(self, metric, self.given)
         lines: dict[Any, list[Line]] = {}
         for row in self:
             lines.setdefault((row.get("seed"), row["client"]), []).append(row)
@@ -122,8 +122,13 @@ class PerClient(list[Line]):
         ax.legend()
         return ax
 
-    def _known(self, metric: str) -> list[Line]:
-        """The last rows that have a value of the metric; warns of clients that have none."""
+    def _judged(self, metric: str | None) -> tuple[str, list[Line]]:
+        """The metric asked for, or the main one, and the last rows that have a value; warns of those without."""
+        if not self:
+            raise SpecError(
+                "clients were not evaluated; set `eval_clients_every`, such as eval_clients_every=10"
+            )
+        metric = judged_by(self, metric, self.given)
         known = [row for row in self.last if row.get(metric) is not None]
         without = [repr(row["client"]) for row in self.last if row.get(metric) is None]
         why = undefined_where(metric)
@@ -135,14 +140,7 @@ class PerClient(list[Line]):
                 f"the metric {metric!r} is undefined for {', '.join(without[:5])}{more}{why}; left out",
                 stacklevel=3,
             )
-        return known
-
-    def _metric(self, metric: str | None) -> str:
-        if not self:
-            raise SpecError(
-                "clients were not evaluated; set `eval_clients_every`, such as eval_clients_every=10"
-            )
-        return judged_by(self, metric, self.given)
+        return metric, known
 
 
 def axis_or_new(ax: Any) -> Any:
@@ -227,14 +225,10 @@ class Recorder(Callback):
             found = self._evaluated(run)
         else:
             found = cast(TorchProblem, run.problem).evaluate_clients(None, weights=weights)
-        new = [
-            {"round": t}
-            | {
-                k: None if isinstance(v, float) and not np.isfinite(v) else v
-                for k, v in row.items()
-            }
-            for row, _ in found
-        ]
+        new = []
+        for row, _ in found:
+            undefined = [k for k, v in row.items() if isinstance(v, float) and not np.isfinite(v)]
+            new.append({"round": t} | row | dict.fromkeys(undefined))
         self.rows += new
         if self.file is not None:
             self.file.append(*new)
