@@ -63,7 +63,9 @@ class ClientStates:
 
     def take(self, rows: Rows | None, shape: tuple[int, ...]) -> Bundle:
         """The states of rows, (runs, clients, size), to be read before the next `put`; of all rows by default."""
-        parts = {name: table.take(rows).view(*shape, -1) for name, table in self.tables.items()}
+        parts = dict[str, Vector]()
+        for name, table in self.tables.items():
+            parts[name] = table.take(rows).view(*shape, -1)
         for name, part in self.fixed.items():
             parts[name] = part.expand(*shape, -1)
         return Bundle(**parts)
