@@ -105,14 +105,14 @@ class Result:
             raise SpecError(
                 "the model has outputs of its own kind, and `predict` does not know them; call `result.model`"
             )
-        schema, own = usage.get("schema"), usage.get("own", {})
+        schema = usage.get("schema")
         return Predictor(
             self.model,
             usage["kind"],
             usage["classes"],
             None if schema is None else Schema.of(schema),
             usage["columns"],
-            {who: Schema.of(one) for who, one in own.items()},
+            {who: Schema.of(one) for who, one in usage.get("own", {}).items()},
             usage["logits"],
             usage.get("several", 0),
         )

@@ -257,21 +257,22 @@ class RunFiles(Callback):
         write_atomic(out / SPEC, spec.toml().encode())
         now: Line = {"time": _now(), "versions": versions()}
         for seed, folder in zip(loop.seeds, self.folders, strict=True):
-            header: Line = {"spec": spec.table() | {"seed": seed}, "versions": versions()}
-            header |= {"costs": dict(costs)} | self.changes
+            of_seed = {"spec": spec.table() | {"seed": seed}, "versions": versions()}
+            header: Line = {**of_seed, "costs": dict(costs), **self.changes}
             path, name, check = self._log(folder, history.NAME)
             lines, _ = read_lines(path, check)
             evaluations = JsonLog(path, [*lines, header], loop.checks, name)
             header = {"run": loop.id, "seed": seed, "identity": spec.identity()}
-            header |= {"clients": loop.problem.clients} | now
-            if loop.problem.names is not None:
-                header["names"] = [*loop.problem.names]
+            header |= {"clients": loop.problem.clients, **now}
+            if (names := loop.problem.names) is not None:
+                header["names"] = [*names]
             path, name, check = self._log(folder, AUDIT)
             try:
                 lines, _ = read_lines(path, check)
-                told = line_of_rounds([loop.heard], 0, loop.seeds)[1:] if resume else []
-                more: Line = {"events": told} if told else {}
-                lines = [*lines, {"resumed": loop.t} | now | more] if lines else [header]
+                again: Line = {"resumed": loop.t, **now}
+                if resume and (told := line_of_rounds([loop.heard], 0, loop.seeds)[1:]):
+                    again["events"] = told
+                lines = [*lines, again] if lines else [header]
             except CheckpointError as error:  # it is kept under another name
                 if path.exists():
                     path.replace(folder / f"damaged-{loop.t}-{AUDIT}")
@@ -310,12 +311,12 @@ class RunFiles(Callback):
             self.changes = {"lr": [*lrs, [loop.t, spec.method.lr]]}
             text = f"lr is {spec.method.lr} from here on, and was {before}"
             loop.note([Event("lr", None, text)])
+        up, down = loop.ledger.totals()
         for number, folder in enumerate(self.folders if loop.t else ()):
             path, _, check = self._log(folder, history.NAME)
-            _, loop.lines[number] = history.read(path, check)
-            up, down = (int(one[number]) for one in loop.ledger.totals())
-            ends = {"round": loop.t, "up_bytes": up, "down_bytes": down}
-            lines = loop.lines[number]
+            _, lines = history.read(path, check)
+            loop.lines[number] = lines
+            ends = {"round": loop.t, "up_bytes": up[number], "down_bytes": down[number]}
             if not lines or any(lines[-1][key] > end for key, end in ends.items()):
                 raise CheckpointError(
                     "the checkpoint is damaged: its history is of a later round; start the run again"
@@ -346,9 +347,10 @@ class RunFiles(Callback):
             return
         up, down = self.loop.ledger.totals()
         for number, (_, trail) in enumerate(self.logs):
-            line = {"time": _now(), "events": line_of_rounds(self.rounds, number, self.loop.seeds)}
-            sizes = {"up_bytes": int(up[number]), "down_bytes": int(down[number])}
-            trail.append(line | sizes | self.loop.carried)
+            told = line_of_rounds(self.rounds, number, self.loop.seeds)
+            line: Line = {"time": _now(), "events": told}
+            line |= {"up_bytes": int(up[number]), "down_bytes": int(down[number])}
+            trail.append(line | self.loop.carried)
         self.rounds = []
         self.loop.carried.clear()
 
