@@ -24,6 +24,7 @@ from fedspan.nn.models import build as network
 from fedspan.nn.objective import TorchObjective
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
+from fedspan.replies import chain
 from support.methods import METHODS, build, in_subspace
 
 NAMES = list(METHODS)
@@ -165,7 +166,7 @@ def test_a_pull_that_depends_on_the_point_is_taken_in_place_too() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_all_ways_agree(name: str, momentum: float) -> None:
-    if momentum and name in ("scallion", "scafcom", "mimelite", "scaffnew", "tamuna"):
+    if momentum and name in ("scallion", "scafcom", "tamuna", "scaffnew", "mimelite"):
         pytest.skip("no momentum")
     method = method_of(name, momentum=momentum)
     loop, batched, pool = (
@@ -174,6 +175,15 @@ def test_all_ways_agree(name: str, momentum: float) -> None:
     assert torch.equal(loop, pool)
     assert torch.allclose(loop, batched, rtol=1e-4, atol=1e-6)
     assert not torch.equal(loop, problem_of(mlp()).x0)
+
+
+@pytest.mark.parametrize("name", ["tamuna", "scaffnew"])
+def test_large_models_in_turn_get_their_own_part_of_a_download(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = model_after(problem_of(mlp()), method_of(name))
+    monkeypatch.setattr(chain, "LARGE", 1)
+    assert torch.allclose(together, model_after(problem_of(mlp()), method_of(name)))
 
 
 def test_running_statistics_come_back_from_processes() -> None:

@@ -29,7 +29,6 @@ from fedspan.core.errors import (
 )
 from fedspan.core.extras import versions
 from fedspan.core.files import removed_on_failure
-from fedspan.core.json_log import write_table
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.signals import ending_by_sigterm
@@ -44,7 +43,6 @@ from fedspan.engine.provenance import (
     LR,
     OUTCOME,
     TRIALS,
-    USAGE,
     read_outcome,
     signing_key,
     write_outcome,
@@ -205,8 +203,6 @@ def _one_by_one(
     rows = [{"seed": one.seeds[0], **row} for one in results for row in one.per_client]
     joined.per_client = PerClient(rows, spec.metrics, joined.model_rounds)
     if out is not None and joined.finished:
-        if joined.usage:
-            write_table(out / USAGE, joined.usage)
         write_outcome(out, joined, {"spec": joined.spec, "versions": versions()}, key=key)
     return joined
 

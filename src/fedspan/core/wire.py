@@ -66,9 +66,9 @@ def unpack(arrays: Arrays) -> Bundle:
     return Bundle(**parts)
 
 
-def sizes(message: Bundle) -> Counts | int:
-    """Payload bytes of a cohort's message for each client: (runs, clients), or one number where all are alike."""
-    fixed = 0
+def sizes(message: Bundle, buffers: torch.Tensor | None = None) -> Counts | int:
+    """Payload bytes of a cohort's message, and of buffers with it, for each client: (runs, clients), or one for all."""
+    fixed = 0 if buffers is None else buffers.shape[-1] * buffers.itemsize
     own: Counts | int = 0
     for part in vars(message).values():
         if isinstance(part, torch.Tensor):

@@ -174,8 +174,8 @@ def cost(
     timed: dict[str, float] = {}
     if clock is not None:  # the rounds after the walk have messages as they are on average
         for t in range(loop.t, min(rounds, DRAWN)):
-            there, ids = clock.present(t), cohort_of((seed,), problem.clients, clients_per_round, t)
-            some = ids[0] if there is None else clock.cohort(ids[0], there, t)[0]
+            drawn = cohort_of((seed,), problem.clients, clients_per_round, t)[0]
+            some, _ = clock.cohort(drawn, t)
             clock.advance(some, up / clients_per_round, down / clients_per_round)
         each = clock.hours / max(1, min(rounds, max(loop.t, DRAWN)))
         timed = {"hours_round": each, "hours": rounds * each}

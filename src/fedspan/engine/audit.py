@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_line
@@ -48,16 +49,16 @@ def line_of_rounds(rounds: Iterable[Heard], run: int, seeds: Sequence[int]) -> l
     """The events of rounds as a line has them: [round, kind, clients, text]."""
     found = list[list[Any]]()
     for heard in rounds:
-        asked = heard.ids[run].tolist() if len(heard.ids) else []
-        there = {asked[place] for place in heard.places.tolist()}
+        asked = heard.ids[run]
+        there = asked[heard.places]
         found.append([heard.t, COUNTED, ranges(there), ""])
         if len(there) < len(asked):
-            found.append([heard.t, MISSED, ranges(set(asked) - there), ""])
+            found.append([heard.t, MISSED, ranges(np.setdiff1d(asked, there)), ""])
         who: dict[tuple[str, str], set[int]] = {}
         for event in heard.events:
             if event.seed in (None, seeds[run]):
                 clients = who.setdefault((event.kind, one_line(event.text)), set())
-                clients |= set() if event.client is None else {event.client}
+                clients.update([] if event.client is None else [event.client])
         found += [[heard.t, kind, ranges(ids), text] for (kind, text), ids in who.items()]
     return found
 
@@ -86,21 +87,19 @@ def numbers(text: str, below: int | None = None, most: int = MOST_REPLIES) -> li
     return found
 
 
-@dataclass
 class Trail:
-    """What the record of one seed tells."""
+    """What the record of one seed tells, once it is read."""
 
-    path: Path
-    header: Line = field(default_factory=dict)
     names: list[str] | None = None  # of the clients, if they have any
-    events: list[tuple[int, str, list[int], str]] = field(default_factory=list)
-    resumed: list[Line] = field(default_factory=list)
-    up_bytes: int = 0
-    down_bytes: int = 0
-    ended: str = ""
-    last: Line = field(default_factory=dict)  # evaluation
-    lines: int = 0
-    last_hash: str = ""
+    lines = up_bytes = down_bytes = 0
+    ended = last_hash = ""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header: Line = {}
+        self.last: Line = {}  # evaluation
+        self.events = list[tuple[int, str, list[int], str]]()
+        self.resumed = list[Line]()
 
     def of_kind(self, kind: str) -> dict[int, list[int]]:
         """Round → the clients of its events of a kind, such as "counted" or "not counted"."""
@@ -110,8 +109,9 @@ class Trail:
         """What happened besides replies that counted or did not, and how often."""
         found = Counter[str]()
         for _, kind, clients, _ in self.events:
-            found[kind] += max(1, len(clients))
-        return Counter({k: n for k, n in found.items() if k not in (COUNTED, MISSED)})
+            if kind not in (COUNTED, MISSED):
+                found[kind] += max(1, len(clients))
+        return found
 
     def clients(self) -> dict[int, Counter[str]]:
         """Client → how often it counted, did not, and what happened to it."""
@@ -127,20 +127,21 @@ class Trail:
         if not lines or "run" not in lines[0]:
             raise CheckpointError(f"{str(self.path)!r} does not begin with the line of a run")
         self.header = check_form(lines[0], self.path, HEADER, LINE)
-        self.names = self.header.get("names")
-        if self.names is not None and len(self.names) != self.header["clients"]:
-            raise CheckpointError(f"line 1 of {str(self.path)!r} is not one that a run writes")
-        self.lines, self.last_hash, replies = len(lines), checks[-1], 0
+        self.names, clients = self.header.get("names"), self.header["clients"]
+        self.lines, self.last_hash, left = len(lines), checks[-1], MOST_REPLIES
         for number, line in enumerate(lines, 1):
             check_form(line, f"line {number} of {self.path}", {}, LINE)
             try:
+                if len(line.get("names", range(clients))) != clients:
+                    raise ValueError
                 if "resumed" in line:
-                    keys = ("resumed", "time", "versions")
-                    self.resumed.append({name: line[name] for name in keys})
+                    self.resumed.append(
+                        {name: line[name] for name in ("resumed", "time", "versions")}
+                    )
                 for t, kind, text, what in line.get("events", ()):
-                    clients = numbers(text, self.header["clients"], MOST_REPLIES - replies)
-                    replies += len(clients)
-                    self.events.append((int(t), str(kind), clients, one_line(what)))
+                    who = numbers(text, clients, left)
+                    left -= len(who)
+                    self.events.append((int(t), str(kind), who, one_line(what)))
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 raise CheckpointError(
                     f"line {number} of {str(self.path)!r} is not one that a run writes"
@@ -162,8 +163,8 @@ def read_record(run_dir: Path) -> tuple[list[Trail], Line, list[str]]:
             wrong.append(str(error).split("; ")[0])
 
     # --- The card of the run, or those of its seeds, and all files that they cover ---
-    folders = [trail.path.parent for trail in found]
-    for place in dict.fromkeys((run_dir, *folders)):
+    folders = dict.fromkeys((run_dir, *(trail.path.parent for trail in found)))
+    for place in folders:
         own = tried(read_outcome, place) or {}
         card = own if place == run_dir else card
         if "signature" in own:
@@ -180,11 +181,14 @@ def read_record(run_dir: Path) -> tuple[list[Trail], Line, list[str]]:
             wrong.append(f"the trail begins at round {since}: {trail.header['damaged']}")
         if trail.ended and not card and not (trail.path.parent / OUTCOME).exists():
             wrong.append(f"{str(run_dir / OUTCOME)!r} is missing, although the run has ended")
+        history_file = trail.path.with_name(history.NAME)
+        _, rows = tried(history.read, history_file) or ({}, [])
+        trail.last = rows[-1] if rows else {}
     if len({trail.header.get("seed") for trail in found}) < len(found):
         wrong.append("two audit trails are of the same seed")
 
     # --- What a checkpoint knows of the files, and whether they can be read ---
-    for place in dict.fromkeys((run_dir, *folders)):
+    for place in folders:
         if (place / CHECKPOINT).exists() and (saved := tried(checkpoint.load, place / CHECKPOINT)):
             for name, check in (tried(record_of, saved[0]) or {"checks": {}})["checks"].items():
                 if FILE.fullmatch(name):
@@ -192,10 +196,8 @@ def read_record(run_dir: Path) -> tuple[list[Trail], Line, list[str]]:
         tried(per_client.read, place / CLIENTS)
         if (place / LR).exists():
             tried(read_lr, place / LR)
-    for trail in found:
-        _, rows = tried(history.read, trail.path.with_name(history.NAME)) or ({}, [])
-        trail.last = rows[-1] if rows else {}
+    ours = {trail.path.parent for trail in found}
     for path in sorted(run_dir.rglob(history.NAME)):
-        if path.parent not in folders:
+        if path.parent not in ours:
             wrong.append(f"{str(path)!r} is the history of no run that has an audit trail here")
     return found, card, wrong

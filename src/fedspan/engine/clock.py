@@ -50,94 +50,76 @@ class Clock:
         names: Sequence[str] | None = None,
     ) -> None:
         self.clients, self.seed, self.steps, self.hours = clients, seed, steps, 0.0
-        self.names = {str(name): n for n, name in enumerate(names or range(clients))}
+        self.names = names or range(clients)
         self.up, self.down, self.latency, self.step = (
             self._values(name, federation.value(name)) for name in DEVICES
         )
         self.available = federation.value("available")
-        if self.available == "always":
-            self.available = 1.0
-        self.always = self.available == 1.0  # whether everyone is there in every round
-        self.cycle: tuple[Floats, float] | None = None
-        self.trace: tuple[Ids, Floats, Floats] | None = None
+        self.always = self.available in ("always", 1.0)  # whether everyone is there in every round
+        self.trace: tuple[Ids, Floats, Floats] | None = None  # who is there from when to when
         if isinstance(self.available, Mapping):
-            drawn = 24 * self._uniform("available", clients)
-            start = self.available.get("start")
-            own = drawn if start is None else np.full(clients, float(start))
-            self.cycle = own, self.available["hours"]
-        elif isinstance(self.available, str):
-            self.trace = self._trace(Path(self.available))
+            self.start = self.available.get("start", 24 * self._uniform("available"))
+        elif isinstance(self.available, str) and not self.always:
+            table = _read("available", self.available, "from", "to", "client")
+            start, end = (table[one].astype(np.float64) for one in ("from", "to"))
+            if not (np.isfinite(end) & (start >= 0) & (start < end)).all():
+                raise SpecError(
+                    f"`federation.available`: {self.available!r} has a row whose `to` is not after its `from`"
+                )
+            self.trace = self._ids("available", table["client"]), start, end
 
     # --- The clients' links and devices ---
 
-    def _uniform(self, purpose: str, n: int, *path: int) -> Floats:
+    def _uniform(self, purpose: str, *path: int) -> Floats:
         keys = streams.keys((self.seed,), f"federation {purpose}", *path)
-        drawn: Floats = streams.uniform(keys, n)[0]
+        drawn: Floats = streams.uniform(keys, self.clients)[0]
         return drawn
 
     def _values(self, name: str, given: Any) -> Floats:
         """Return the value of each client."""
         if isinstance(given, Mapping):
             low, high = math.log(given["low"]), math.log(given["high"])
-            return np.exp(low + (high - low) * self._uniform(name, self.clients))
+            return np.exp(low + (high - low) * self._uniform(name))
         if not isinstance(given, str):
             return np.full(self.clients, float(given))
-        table = _read(name, Path(given), (name,))
-        values, own = table[name], table.get("client")
+        table = _read(name, given, name)
+        values, own = table[name].astype(np.float64), table.get("client")
         order = np.arange(len(values)) if own is None else self._ids(name, own)
         if sorted(order.tolist()) != list(range(self.clients)):
             raise SpecError(
                 f"`federation.{name}`: {given!r} has {len(values)} rows for {self.clients} clients; give one for each"
             )
-        least = 0.0 if name in ("latency", "step_seconds") else np.nextafter(0.0, 1.0)
-        if not (np.isfinite(values) & (values >= least)).all():
+        zero = name in ("latency", "step_seconds")  # whether it may be 0
+        if not (np.isfinite(values) & ((values >= 0) if zero else (values > 0))).all():
             raise SpecError(
                 f"`federation.{name}`: {given!r} has values that are not positive numbers in column {name!r}"
             )
-        found = np.empty(self.clients)
-        found[order] = values
-        return found
+        return values[np.argsort(order)]
 
     def _ids(self, name: str, column: npt.NDArray[Any]) -> Ids:
         """Return the numbers of the clients that a file names."""
-        unknown = [one for one in map(str, column) if one not in self.names]
-        if unknown:
+        known = {str(one): number for number, one in enumerate(self.names)}
+        asked = [str(one) for one in column]
+        if unknown := [one for one in asked if one not in known]:
             raise SpecError(f"`federation.{name}` names a client that there is not: {unknown[0]!r}")
-        return np.array([self.names[str(one)] for one in column], np.int64)
-
-    def _trace(self, path: Path) -> tuple[Ids, Floats, Floats]:
-        """Return who is there from when to when."""
-        table = _read("available", path, ("from", "to"), ("client",))
-        start, end = table["from"], table["to"]
-        if not (np.isfinite(end) & (start >= 0) & (start < end)).all():
-            raise SpecError(
-                f"`federation.available`: {str(path)!r} has a row whose `to` is not after its `from`"
-            )
-        return self._ids("available", table["client"]), start, end
+        return np.array([known[one] for one in asked], np.int64)
 
     # --- Who is there ---
 
-    def _present(self, t: int, pauses: int) -> npt.NDArray[np.bool_]:
-        there: npt.NDArray[np.bool_]
-        if self.cycle is not None:
-            start, length = self.cycle
-            there = (self.hours - start) % 24 < length
-            return there
+    def _there(self, t: int, pauses: int) -> Any:
         if self.trace is not None:
             ids, start, end = self.trace
             now = self.hours % end.max()
-            there = np.zeros(self.clients, np.bool_)
-            there[ids[(start <= now) & (now < end)]] = True
-            return there
-        there = self._uniform("available", self.clients, t, pauses) < self.available
-        return there
+            return np.isin(np.arange(self.clients), ids[(start <= now) & (now < end)])
+        if isinstance(self.available, Mapping):
+            there = (self.hours - self.start) % 24 < self.available["hours"]
+            return np.broadcast_to(there, self.clients)
+        return self._uniform("available", t, pauses) < self.available
 
-    def present(self, t: int) -> npt.NDArray[np.bool_] | None:
-        """Return who is there when round t begins, None for everyone; the clock moves on while nobody is."""
-        if self.always:
-            return None
+    def present(self, t: int) -> npt.NDArray[np.bool_]:
+        """Return who is there when round t begins; the clock moves on while nobody is."""
         for pauses in range(MOST_PAUSES):
-            there = self._present(t, pauses)
+            there: npt.NDArray[np.bool_] = self._there(t, pauses)
             if there.any():
                 return there
             self.hours += PAUSE
@@ -146,17 +128,16 @@ class Clock:
             "there"
         )
 
-    def cohort(self, drawn: Ids, there: npt.NDArray[np.bool_], t: int) -> tuple[Ids, list[Event]]:
-        """Return who takes part instead of those who were drawn: others take the places of the absent.
+    def cohort(self, drawn: Ids, t: int) -> tuple[Ids, list[Event]]:
+        """Return who takes part in round t, and who was absent; others take the places of the absent.
 
         Args:
             drawn: The clients that are drawn if everyone is there.
-            there: Who is there.
             t: The round.
-
-        Returns:
-            The clients in order, and who was absent.
         """
+        if self.always:
+            return drawn, []
+        there = self.present(t)
         kept, absent = drawn[there[drawn]], drawn[~there[drawn]]
         others = np.setdiff1d(np.flatnonzero(there), kept)
         if size := min(len(absent), len(others)):
@@ -166,14 +147,8 @@ class Clock:
 
     # --- How long a round takes ---
 
-    def seconds(self, ids: Ids, up: Any, down: Any) -> Floats:
-        """Return the seconds that clients need for a round with so many bytes."""
-        transfer = 8e-6 * (down / self.down[ids] + up / self.up[ids])
-        found: Floats = self.latency[ids] + self.steps * self.step[ids] + transfer
-        return found
-
     def advance(self, ids: Ids, up: Any, down: Any) -> list[Event]:
-        """Add a round of these clients.
+        """Add a round of these clients, which lasts as long as its slowest one needs.
 
         Args:
             ids: Clients that count, or all that were asked if none does.
@@ -185,7 +160,8 @@ class Clock:
         """
         if not len(ids):
             return []
-        each = self.seconds(ids, up, down)
+        transfer = 8e-6 * (down / self.down[ids] + up / self.up[ids])
+        each = (self.latency[ids] + self.steps * self.step[ids] + transfer).ravel()
         slowest = int(each.argmax())
         self.hours += float(each[slowest]) / 3600
         waited = f"the round waited {each[slowest]:.3g} s for it"
@@ -208,21 +184,15 @@ class Clock:
         self.hours = float(saved["hours"])
 
 
-def _read(
-    name: str, path: Path, numbers: Sequence[str], others: Sequence[str] = ()
-) -> columns.Columns:
-    """Return the columns of a file, of which some must be there."""
+def _read(name: str, path: str, *needed: str) -> columns.Columns:
+    """Return the columns of a file, of which some must be there; all but `client` are of numbers."""
     try:
-        table = columns.read(path)
+        table = columns.read(Path(path))
     except DataError as error:
         raise DataError(str(error).replace("`task.data`", f"`federation.{name}`", 1)) from None
-    for one in (*numbers, *others):
+    for one in needed:
         if one not in table:
-            raise SpecError(f"`federation.{name}`: {str(path)!r} has no column {one!r}")
-    for one in numbers:
-        if table[one].dtype.kind not in "if":
-            raise SpecError(
-                f"`federation.{name}`: column {one!r} of {str(path)!r} is not of numbers"
-            )
-        table[one] = table[one].astype(np.float64)
+            raise SpecError(f"`federation.{name}`: {path!r} has no column {one!r}")
+        if one != "client" and table[one].dtype.kind not in "if":
+            raise SpecError(f"`federation.{name}`: column {one!r} of {path!r} is not of numbers")
     return table

@@ -27,13 +27,8 @@ SPEC = {  # of what others read in it
 }  # fmt: skip
 COSTS = {"round": int, "up_bytes": int, "down_bytes": int, "seconds": float}  # of a row
 OTHERS = {"events": list[str], "diverged": bool, "hours": float}
-PLAIN = (
-    "seed",
-    *COSTS,
-    "hours",
-    "diverged",
-    "events",
-)  # what an evaluation has besides its metrics
+# What an evaluation has besides its metrics, and one of a client
+PLAIN = ("seed", *COSTS, *OTHERS, "client", "data", "examples")
 
 Mode = Literal["min", "max"]
 HELD_OUT = "validation_"
@@ -80,22 +75,20 @@ def read(path: Path, until: str | None = None) -> tuple[Line, list[Line]]:
     rows = [line for line in lines if "round" in line]
     spec = check_form(header, path, {"spec": dict[str, Any]}, {"seed": int})["spec"]
     check_form(spec, path, {}, SPEC)
-    for key in ("method", "task"):
-        check_form(spec.get(key, {"name": ""}), path, {"name": str})
-    check_form(spec.get("participation", {"weights": ""}), path, {"weights": str})
+    for key, name in {"method": "name", "task": "name", "participation": "weights"}.items():
+        check_form(spec.get(key, {name: ""}), path, {name: str})
     if not _plain(spec):
         raise CheckpointError(
             f"{str(path)!r} is damaged: its spec holds null, NaN or infinity; {REMEDY}"
         )
-    before = {"round": -1, "up_bytes": 0, "down_bytes": 0}
-    for row in rows:  # refuses those that no run could have written
+    first = {"round": -1, "up_bytes": 0, "down_bytes": 0}
+    for before, row in zip([first, *rows], rows, strict=False):
         check_form(row, path, COSTS, dict.fromkeys(row, float | None) | OTHERS)
-        for key, value in before.items():
-            if row[key] < value + (key == "round"):
+        for key in first:  # no run could have written a row where one falls
+            if row[key] < before[key] + (key == "round"):
                 raise CheckpointError(
                     f"{str(path)!r} is damaged: {key!r} falls to {row[key]}; {REMEDY}"
                 )
-        before = {key: row[key] for key in before}
     return header, rows
 
 
@@ -122,8 +115,7 @@ def higher_is_better(metric: str, given: Sequence[Any] = ()) -> bool | None:
             return cast(bool | None, one.get("higher_is_better"))
         if not isinstance(one, str | Mapping) and column_of(one) == name:
             return direction_of(one)
-    known = registry.choices("metric").get(name)
-    if known is not None:
+    if (known := registry.choices("metric").get(name)) is not None:
         return bool(cast(Any, known).higher_is_better)
     return False if LOWER.search(name) else True if HIGHER.search(name) else None
 
@@ -147,13 +139,8 @@ def sign_of(
     """
     known = higher_is_better(metric, given)
     higher = known if mode is None else mode == "max"
-    guessed = base(metric) not in {
-        *registry.choices("metric"),
-        "loss",
-        "training_loss",
-        *_names(given),
-    }
-    if known not in (None, higher) and not guessed:
+    sure = {*registry.choices("metric"), "loss", "training_loss", *_names(given)}
+    if known not in (None, higher) and base(metric) in sure:
         better = "more" if known else "less"
         raise SpecError(
             f"`{option}` is {mode!r}, but {better} of the metric {metric!r} is better; leave `{option}` out"
@@ -180,23 +167,31 @@ def main_metric(names: Sequence[str], given: Sequence[Any] = ()) -> str:
     own = _names(given)
     among = [name for name in names if name not in ASIDE]
     among = [name for name in among if name.startswith(HELD_OUT)] or among or list(names)
-    meant = (one for one in among if not one.endswith("loss") or base(one) in own)
-    known = (one for one in meant if base(one) in own or higher_is_better(one, given) is not None)
-    return next(known, among[0])
+    for one in among:
+        known = not one.endswith("loss") and higher_is_better(one, given) is not None
+        if base(one) in own or known:
+            return one
+    return among[0]
+
+
+def metrics_of(lines: Sequence[Line]) -> list[str]:
+    """Return the names of the metrics that evaluations have."""
+    return list(dict.fromkeys(name for line in lines for name in line if name not in PLAIN))
 
 
 def judged_by(lines: Sequence[Line], metric: str | None, given: Sequence[Any] = ()) -> str:
     """Return the metric asked for, or the main one; refused where the evaluations do not have it."""
-    names = list(dict.fromkeys(name for line in lines for name in line if name not in PLAIN))
+    names = metrics_of(lines)
     if not names:
         raise SpecError(
             "nothing is evaluated: give `test` or `validation`, or leave such callbacks out"
         )
-    if metric is not None:
-        if metric.startswith(HELD_OUT) and not any(name.startswith(HELD_OUT) for name in names):
-            raise SpecError(
-                f"`metric` is {metric!r}, but there is no validation data; give `validation`, or use one of "
-                f"{', '.join(names)}"
-            )
-        one_of("metric", metric, names)
-    return metric or main_metric(names, given)
+    if metric is None:
+        return main_metric(names, given)
+    if metric.startswith(HELD_OUT) and not any(name.startswith(HELD_OUT) for name in names):
+        raise SpecError(
+            f"`metric` is {metric!r}, but there is no validation data; give `validation`, or use one of "
+            f"{', '.join(names)}"
+        )
+    one_of("metric", metric, names)
+    return metric

@@ -24,6 +24,7 @@ from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.digest import digest, sampled
 from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
+from fedspan.core.json_log import Line as Line
 from fedspan.core.json_log import check_form
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.method import Method
@@ -33,9 +34,7 @@ from fedspan.engine.clock import Clock
 from fedspan.engine.states import check_rows
 from fedspan.replies.chain import Chain, Event, Replies, in_words
 
-Line = dict[str, Any]  # one evaluation of one seed, as plain values
-
-
+Ids = npt.NDArray[np.int64]
 DRAWN_AHEAD = 64  # rounds whose cohorts are drawn at once
 
 
@@ -47,10 +46,9 @@ def cohorts(seeds: tuple[int, ...], clients: int, size: int, part: int) -> Sched
     return Schedule(rounds.start, ids, flat_rows(ids, clients))
 
 
-def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> npt.NDArray[np.int64]:
+def cohort_of(seeds: tuple[int, ...], clients: int, size: int, t: int) -> Ids:
     """Who takes part in round t, (runs, S)."""
-    drawn = cohorts(seeds, clients, size, t // DRAWN_AHEAD)
-    ids: npt.NDArray[np.int64] = drawn.ids[t % DRAWN_AHEAD]
+    ids: Ids = cohorts(seeds, clients, size, t // DRAWN_AHEAD).ids[t % DRAWN_AHEAD]
     return ids
 
 
@@ -58,8 +56,8 @@ class Heard(NamedTuple):
     """Who took part in a round."""
 
     t: int
-    ids: npt.NDArray[np.int64]  # (runs, S)
-    places: npt.NDArray[np.int64]  # that counted
+    ids: Ids  # (runs, S)
+    places: Ids  # that counted
     events: tuple[Event, ...] = ()
 
 
@@ -87,8 +85,8 @@ class Row:
     """The runs after `round` rounds; each array has one number per run."""
 
     round: int
-    up_bytes: npt.NDArray[np.int64]
-    down_bytes: npt.NDArray[np.int64]
+    up_bytes: Ids
+    down_bytes: Ids
     seconds: float
     metrics: dict[str, npt.NDArray[np.float64]]
     diverged: npt.NDArray[np.bool_]
@@ -96,13 +94,14 @@ class Row:
     hours: float | None = None  # of the virtual clock
 
 
-DAMAGED = (LookupError, ValueError, RuntimeError, OverflowError, ProtocolError)
 RECORD = {
     "id": str, "t": int, "seconds": float, "shape": list[int], "events": list[str], "more": int,
     "checks": dict[str, str],
 }  # fmt: skip
 EVENTS_KEPT = 200  # between two rows; of the others only the number
 LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
+# Last round, bytes up and bytes down of a client that never took part
+NEVER = np.array([[-1], [0], [0]], np.int64)
 NOBODY = Replies(np.array([], np.int64), None)
 
 
@@ -128,43 +127,30 @@ class Loop:
     on_events: Callable[[Sequence[str]], None] | None = None  # is given what went wrong in a round
     metrics: Sequence[Any] = ()  # as the user gives them; they say whether more is better
     clock: Clock | None = None  # counts the hours of a run with one seed, and knows who is there
-    t: int = 0
-    seconds: float = 0.0
-    events: list[str] = field(default_factory=list)  # since the last row, at most EVENTS_KEPT
-    more_events: int = 0  # that were not kept
-    stop: bool = False  # leave after the current round
-    reason: str = ""  # why the run was ended
-    server: Any = field(init=False)
-    # (runs, N): the round of each client's copy of x
-    last_round: npt.NDArray[np.int64] = field(init=False)
-    ledger: wire.Ledger = field(init=False)
-    # (runs, 1, n): averaged beside x, such as running statistics
-    buffers: Vector | None = field(init=False)
-    lines: list[list[Line]] = field(init=False)
-    id: str = field(init=False)  # of this run, in every file that it reads back
-    start: str = field(init=False)  # a hash of sampled initial weights
-    # file of lines → checksum of its last line
-    checks: dict[str, str] = field(default_factory=dict)
-    heard: Heard = field(init=False)  # of the last round
-    carried: dict[str, int] = field(default_factory=dict)  # what else the log counts of its rounds
 
     def __post_init__(self) -> None:
-        n = self.problem.clients
+        n, problem, runs = self.problem.clients, self.problem, len(self.seeds)
         if not 1 <= self.clients_per_round <= n:
             raise SpecError(
                 f"`clients_per_round` must be from 1 to the {n} clients, got {self.clients_per_round}"
             )
-        self.method.check(self.problem.layout)
-        self.chain = self.chain or Chain(self.method, runs=len(self.seeds))
-        self.server = self.method.init_server(self.problem.x0, self.problem.layout)
-        self.last_round = np.full((len(self.seeds), n), -1, np.int64)
-        self.ledger = wire.Ledger.empty(len(self.seeds), n)
-        self.buffers = self.problem.buffers0
-        self.lines = [[] for _ in self.seeds]
-        nobody = np.zeros((len(self.seeds), 0), np.int64)
-        self.heard = Heard(self.t, nobody, nobody[0])
-        self.id = secrets.token_hex(8)
-        self.start = start_of(self.problem.x0)
+        self.method.check(problem.layout)
+        self.chain = self.chain or Chain(self.method, runs=runs)
+        self.server: Any = self.method.init_server(problem.x0, problem.layout)
+        self.buffers = problem.buffers0  # (runs, 1, n): averaged beside x, as running statistics
+        self.last_round: Ids = np.full((runs, n), -1, np.int64)  # of each client's copy of x
+        self.ledger = wire.Ledger.empty(runs, n)
+        self.t, self.seconds = 0, 0.0
+        self.stop, self.reason = False, ""  # leave after the current round, and why
+        self.lines: list[list[Line]] = [[] for _ in self.seeds]
+        self.events = list[str]()  # since the last row, at most EVENTS_KEPT
+        self.more_events = 0  # that were not kept
+        nobody = self.last_round[:, :0]
+        self.heard = Heard(0, nobody, nobody[0])  # of the last round
+        self.carried = dict[str, int]()  # what else the log counts of its rounds
+        self.id = secrets.token_hex(8)  # in every file of the run that it reads back
+        self.start = start_of(problem.x0)  # a hash of sampled initial weights
+        self.checks = dict[str, str]()  # file of lines → checksum of its last line
         self._each_round = [
             one for one in self.callbacks if type(one).on_round_end is not Callback.on_round_end
         ]
@@ -187,7 +173,7 @@ class Loop:
         self.rounds = rounds if self.rounds is None else self.rounds
         # a run may have been killed between the checkpoint of an evaluation's round and the evaluation itself
         last = max((lines[-1]["round"] for lines in self.lines if lines), default=-1)
-        if self.t == 0 or (last < self.t and (self.t % eval_every == 0 or self.t >= rounds)):
+        if last < self.t and (self.t % eval_every == 0 or self.t >= rounds):
             yield self._evaluate()
         while self.t < rounds and not self.stop:
             began = time.perf_counter()
@@ -207,39 +193,46 @@ class Loop:
 
     def step(self) -> None:
         """One round."""
-        there = None if self.clock is None else self.clock.present(self.t)
-        rnd = self._round()
-        absent: list[Event] = []
-        if self.clock is not None and there is not None:
-            ids, absent = self.clock.cohort(rnd.ids[0], there, self.t)
-            rnd = self._round(ids[None])
-        noise, found, beside = self.chain.noise, NOBODY, self.buffers
-        sent: wire.Counts | int = 0
+        rnd, beside, noise = self._round(), self.buffers, self.chain.noise
+        events: list[Event] = []
+        if self.clock is not None:
+            ids, events = self.clock.cohort(rnd.ids[0], self.t)
+            rnd = self._round(ids[None]) if events else rnd
         if noise is not None:
             beside = noise.sent(self.problem.x0)
-        if rnd.ids.shape[1]:
+        asked, found = rnd.ids, NOBODY
+        sent: Ids | int = 0
+        received: Ids | int = 0
+        if asked.shape[1]:
             down = self.method.broadcast(self.server, rnd)
             found = self.transport.exchange(rnd, down, beside, self.chain)
-            sent = _sizes(down, beside) if found.sent is None else found.sent
+            sent = wire.sizes(down, beside) if found.sent is None else found.sent
             self.ledger.sent(rnd, sent)
-        self.heard = Heard(self.t, rnd.ids, found.places, (*absent, *self._timed(rnd, found, sent)))
-        if found.events:
-            self.note(found.events)
-        if len(found.places) < rnd.ids.shape[1]:
-            rnd = rnd.subset(found.places)
-        if len(found.places):
-            received = _sizes(found.up, found.buffers) if found.received is None else found.received
+        places, count = found.places, len(found.places)
+        if count < asked.shape[1]:
+            rnd = rnd.subset(places)
+        if count:
+            received = (
+                wire.sizes(found.up, found.buffers) if found.received is None else found.received
+            )
             self.ledger.received(rnd, received)
             self.last_round.reshape(-1)[rnd.rows] = self.t
-        if len(found.places) or noise is not None:
-            up = found.up if len(found.places) else self.empty_reply(rnd)
+        if self.clock is not None:  # it waits for all that were asked if nobody replied
+            came = places if count else np.arange(asked.shape[1])
+            each = sent if isinstance(sent, int) else sent[:, came]
+            events += self.clock.advance(asked[0, came], received, each)
+        self.heard = Heard(self.t, asked, places, tuple(events))
+        if found.events:
+            self.note(found.events)
+        if count or noise is not None:
+            up = found.up if count else self.empty_reply(rnd)
             up, self.buffers, rnd = self.chain.total(up, found.buffers, rnd)
             server, here = self.method.server_step(self.server, up, rnd), self.problem.x0.shape
-            if (there := server.x.shape) != here:
+            if server.x.shape != here:
                 raise SpecError(
-                    f"`server_step` of {type(self.method).__name__} returns x of shape {tuple(there)} instead of "
-                    f"{tuple(here)}, which is (runs, 1, size); a mean over clients keeps its axis with keepdim=True, "
-                    "as rnd.mean(v) does"
+                    f"`server_step` of {type(self.method).__name__} returns x of shape {tuple(server.x.shape)} instead "
+                    f"of {tuple(here)}, which is (runs, 1, size); a mean over clients keeps its axis with "
+                    "keepdim=True, as rnd.mean(v) does"
                 )
             self.server = server if noise is None else self.chain.leaked(server)
         else:
@@ -265,82 +258,62 @@ class Loop:
         _, up = self.method.client_step(state, down, Flat(), alone)
         return up.replace(**{name: torch.zeros_like(v) for name, v in payload(up).items()})
 
-    def _timed(self, rnd: Round, found: Replies, sent: wire.Counts | int) -> list[Event]:
-        """Move the clock on by a round; all that were asked count if nobody replied."""
-        if self.clock is None:
-            return []
-        places, up = found.places, found.received
-        if not len(places):
-            places, up = np.arange(rnd.ids.shape[1]), np.zeros(rnd.ids.shape, np.int64)
-        elif up is None:
-            up = np.zeros((1, len(places)), np.int64) + _sizes(found.up, found.buffers)
-        down = np.zeros(rnd.ids.shape, np.int64) + sent
-        return self.clock.advance(rnd.ids[0, places], up[0], down[0, places])
-
-    def _round(self, ids: npt.NDArray[np.int64] | None = None) -> Round:
-        n = self.problem.clients
-        schedule, overwrite = None, self.problem.layout.size >= LARGE
-        noise = self.chain.noise
-        if ids is not None:
-            rows = flat_rows(ids, n)
-        elif noise is None:
-            schedule = cohorts(self.seeds, n, self.clients_per_round, self.t // DRAWN_AHEAD)
-            ids, rows = schedule.ids[self.t % DRAWN_AHEAD], schedule.rows[self.t % DRAWN_AHEAD]
-        else:
+    def _round(self, ids: Ids | None = None) -> Round:
+        """The next round, of these clients or of those that are drawn."""
+        problem, method, noise, schedule = self.problem, self.method, self.chain.noise, None
+        if ids is None and noise is not None:
             ids = noise.cohort(self.t, len(self.seeds))
-            rows = flat_rows(ids, n)
-        overwrite = overwrite and noise is None
-        weights = None
-        if self.problem.weights is not None:
-            shares = torch.from_numpy(self.problem.weights[ids]).unsqueeze(-1)
-            weights = shares.to(self.problem.layout.dtype)
-        steps = None
-        if self.problem.steps is not None:
-            own = torch.from_numpy(self.problem.steps[ids]).unsqueeze(-1)
-            steps = own.to(self.problem.layout.dtype)
-        return Round(
+        if ids is None:
+            part, place = divmod(self.t, DRAWN_AHEAD)
+            schedule = cohorts(self.seeds, problem.clients, self.clients_per_round, part)
+            ids, rows = schedule.ids[place], schedule.rows[place]
+        else:
+            rows = flat_rows(ids, problem.clients)
+        rnd = object.__new__(Round)  # whose own __init__ sets one field at a time
+        vars(rnd).update(
             t=self.t,
             seeds=self.seeds,
-            clients=n,
-            layout=self.problem.layout,
+            clients=problem.clients,
+            layout=problem.layout,
             ids=ids,
+            rows=rows,
             last_round=self.last_round.reshape(-1)[rows].reshape(ids.shape),
-            weights=weights,
-            unbiased=self.unbiased and not self.method.follows_states,
+            weights=None if problem.weights is None else self._of(problem.weights, ids),
+            unbiased=self.unbiased and not method.follows_states,
             everyone=self.last_round,
-            local_steps=self.method.local_steps,
-            steps=steps,
+            local_steps=method.local_steps,
+            steps=None if problem.steps is None else self._of(problem.steps, ids),
             schedule=schedule,
             known_start=self.known_start,
             rounds=self.rounds,
-            overwrite=overwrite,
+            overwrite=noise is None and problem.layout.size >= LARGE,
             privacy=None if noise is None else noise.terms(),
             robust=self.chain.aggregator is not None,
         )
+        return rnd
+
+    def _of(self, values: npt.NDArray[Any], ids: Ids) -> Vector:
+        """Values of some clients, (runs, S, 1)."""
+        return torch.from_numpy(values[ids]).unsqueeze(-1).to(self.problem.layout.dtype)
 
     def _evaluate(self) -> Row:
-        metrics = {
-            **self.problem.evaluate(self.model(), self.buffers),
-            **self.method.measures(self.server),
-        }
+        metrics = dict(self.problem.evaluate(self.model(), self.buffers))
+        metrics |= self.method.measures(self.server)
         if self.chain.noise is not None:
             metrics |= self.chain.noise.measures(self.t, len(self.seeds))
         for callback in self.callbacks:
             metrics |= callback.measure(self)
-        up, down = self.ledger.totals()
-        more = [f"{self.more_events:,} more events"] if self.more_events else []
-        events, self.events, self.more_events = (*self.events, *more), [], 0
+        if self.more_events:
+            self.events.append(f"{self.more_events:,} more events")
+        events, self.events, self.more_events = tuple(self.events), [], 0
         hours = None if self.clock is None else self.clock.hours
         diverged = self.problem.diverged(metrics)
-        return Row(self.t, up, down, self.seconds, metrics, diverged, events, hours)
+        return Row(self.t, *self.ledger.totals(), self.seconds, metrics, diverged, events, hours)
 
     def save(self) -> wire.Arrays:
         """Everything a later `load` needs to continue to the same bits; `lines` are in the history files."""
-        parts = {"server": wire.pack(self.server), "clients": self.transport.save()}
-        parts["replies"] = self.chain.save()
         counts = np.stack([self.last_round, self.ledger.up, self.ledger.down]).reshape(3, -1)
-        # a client that never took part takes no space
-        rows = np.flatnonzero((counts != [[-1], [0], [0]]).any(0))
+        rows = np.flatnonzero((counts != NEVER).any(0))
         record = {
             "id": self.id,
             "t": self.t,
@@ -352,13 +325,17 @@ class Loop:
         }
         if self.clock is not None:
             record["clock"] = self.clock.save()
-        text = bytearray(json.dumps(record).encode())
-        parts["loop"] = {
+        own = {
             "rows": torch.from_numpy(rows),
             "counts": torch.from_numpy(counts[:, rows]),
-            "record": torch.frombuffer(text, dtype=torch.uint8),
+            "record": torch.frombuffer(bytearray(json.dumps(record).encode()), dtype=torch.uint8),
         }
-        parts["loop"] |= {} if self.buffers is None else {"buffers": self.buffers}
+        parts = {
+            "server": wire.pack(self.server),
+            "clients": self.transport.save(),
+            "replies": self.chain.save(),
+            "loop": own if self.buffers is None else own | {"buffers": self.buffers},
+        }
         return {f"{part}.{name}": one for part, own in parts.items() for name, one in own.items()}
 
     def load(self, arrays: wire.Arrays) -> None:
@@ -369,7 +346,7 @@ class Loop:
         """
         try:
             self._load(arrays)
-        except DAMAGED as error:
+        except (LookupError, ValueError, RuntimeError, OverflowError, ProtocolError) as error:
             raise CheckpointError(
                 f"the checkpoint is damaged ({one_line(error, 100)}); start the run again"
             ) from error
@@ -379,42 +356,37 @@ class Loop:
         for name, array in arrays.items():
             part, _, rest = name.partition(".")
             parts[part][rest] = array
-        record, loop = record_of(arrays), parts["loop"]
-        shape = tuple(record["shape"])
-        if shape != self.last_round.shape:
+        record, loop, shape = record_of(arrays), parts["loop"], self.last_round.shape
+        if tuple(record["shape"]) != shape:
             raise CheckpointError(
-                f"the checkpoint is of {shape} (runs, clients), this run of {self.last_round.shape}"
+                f"the checkpoint is of {tuple(record['shape'])} (runs, clients), this run of {shape}"
             )
-        none = torch.zeros(0, dtype=torch.int64)
-        like = {"rows": none, "counts": none.expand(3, 0), "record": loop["record"]}
+        like = wire.Arrays(rows=torch.tensor([]).long(), record=loop["record"])
+        like["counts"] = like["rows"].expand(3, 0)
         wire.check_forms(loop, like | ({} if self.buffers is None else {"buffers": self.buffers}))
         t, seconds, counts = record["t"], record["seconds"], loop["counts"].numpy()
         check_rows(loop["rows"], counts.shape[1], self.last_round.size)
-        possible = (counts >= [[-1], [0], [0]]).all() and (counts[0] < max(t, 1)).all()
+        possible = (counts >= NEVER).all() and (counts[0] < max(t, 1)).all()
         if not (possible and min(t, seconds, record["more"]) >= 0):
             raise CheckpointError(
                 "the checkpoint is damaged: its counts are impossible; start the run again"
             )
         self.server = self._server_of(parts["server"], t)
-        wrong = [
-            name
-            for name, one in arrays.items()
-            if one.is_floating_point() and one.numel() and not all_finite(one)
-        ]
-        if wrong and all_finite(self.model()):  # a seed that has diverged may hold anything
-            raise CheckpointError(
-                f"the checkpoint is damaged: {wrong[0]!r} is not finite; start the run again"
-            )
+        whole = all_finite(self.model())  # if not, a seed has diverged and may hold anything
+        for name, array in arrays.items():
+            if whole and array.is_floating_point() and array.numel() and not all_finite(array):
+                raise CheckpointError(
+                    f"the checkpoint is damaged: {name!r} is not finite; start the run again"
+                )
         self.chain.load(parts["replies"])
         self.transport.load(parts["clients"])
-        self.last_round, self.ledger = np.full(shape, -1, np.int64), wire.Ledger.empty(*shape)
-        for table, values in zip(
-            (self.last_round, self.ledger.up, self.ledger.down), counts, strict=True
-        ):
-            table.reshape(-1)[loop["rows"].numpy()] = values
+        tables = NEVER.repeat(self.last_round.size, 1)
+        tables[:, loop["rows"].numpy()] = counts
+        self.last_round, *sizes = tables.reshape(3, *shape)
+        self.ledger = wire.Ledger(*sizes)
         self.buffers, self.t, self.seconds = loop.get("buffers"), t, float(seconds)
         self.id, self.events, self.more_events = record["id"], record["events"], record["more"]
-        self.checks = record["checks"] if self.t else {}
+        self.checks = record["checks"] if t else {}
         if self.clock is not None:
             self.clock.load(record["clock"])
 
@@ -423,15 +395,12 @@ class Loop:
         like, logs = wire.pack(self.server), wire.Arrays()
         if t and self.method.logs_changes:  # of a round without replies, whose log has one entry
             one = replace(self._round(), overwrite=False)
-            logged = wire.pack(self.method.empty_round(self.server, one))
-            missed = [name for name in logged if name.startswith("log.missed")]
-            logs = {name: logged[name][:, :0] for name in missed} | {
-                "log.end": like.pop("log.end")[:0]
-            }
+            logged = wire.pack(self.method.empty_round(self.server, one)).items()
+            logs = {name: array[:, :0] for name, array in logged if name.startswith("log.missed")}
+            logs["log.end"] = like.pop("log.end")[:0]
         server, unset = wire.unpack(arrays), set(self.method.later) - like.keys()
-        own = {name: arrays[name] for name in arrays if name in logs}
-        wire.check_forms(own, logs)
-        others = arrays.keys() - own.keys() - unset
+        wire.check_forms({name: arrays[name] for name in arrays if name in logs}, logs)
+        others = arrays.keys() - logs.keys() - unset
         wire.check_forms({name: arrays[name] for name in others}, like, exact=True)
         log = getattr(server, "log", None)
         if log is not None and (
@@ -457,9 +426,3 @@ def record_of(arrays: wire.Arrays) -> Line:
     except (KeyError, ValueError, TypeError, RecursionError):
         record = None
     return check_form(record, "checkpoint.safetensors", RECORD, {"clock": dict[str, Any]})
-
-
-def _sizes(message: Any, buffers: Vector | None) -> wire.Counts | int:
-    """Bytes of a message and of the buffers with it, for each client."""
-    found = wire.sizes(message)
-    return found if buffers is None else found + buffers.shape[-1] * buffers.itemsize

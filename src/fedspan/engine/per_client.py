@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F  # noqa: N812
+from torch.nn.utils.rnn import pad_sequence
 
 from fedspan.core.callback import Callback
-from fedspan.core.errors import SpecError, one_of
+from fedspan.core.errors import SpecError
 from fedspan.core.extras import data_frame, needs
 from fedspan.core.json_log import JsonLog, check_form, read_lines
-from fedspan.engine.history import main_metric, sign_of, undefined_where
+from fedspan.engine.history import judged_by, metrics_of, sign_of, undefined_where
 from fedspan.engine.loop import Line
 from fedspan.engine.provenance import CLIENTS
 from fedspan.metrics._collected import Collected
@@ -27,17 +28,8 @@ if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
     from fedspan.engine.result import Result
 
-PLAIN = ("seed", "round", "client", "data", "examples")  # what a row has besides its metrics
 FORM = {"round": int, "client": str, "data": str, "examples": int}
 QUANTILES = {"min": 0.0, "q10": 0.1, "median": 0.5, "q90": 0.9, "max": 1.0}
-
-
-def axis_or_new(ax: Any) -> Any:
-    """Return the matplotlib axis, or that of a new figure."""
-    needs("plot", "matplotlib")
-    import matplotlib.pyplot as plt
-
-    return plt.subplots()[1] if ax is None else ax
 
 
 class PerClient(list[Line]):
@@ -63,7 +55,7 @@ class PerClient(list[Line]):
     @property
     def metrics(self) -> list[str]:
         """Names of the metrics."""
-        return [name for name in self[-1] if name not in PLAIN] if self else []
+        return metrics_of(self[-1:])
 
     @property
     def last(self) -> list[Line]:
@@ -83,9 +75,9 @@ class PerClient(list[Line]):
         Args:
             metric: The metric to judge by; by default the main one.
         """
-        metric = self._metric(metric)
+        metric, known = self._judged(metric)
         sign = sign_of(metric, self.given, option="")
-        return min(self._known(metric), key=lambda row: sign * row[metric])
+        return min(known, key=lambda row: sign * row[metric])
 
     def spread(self, metric: str | None = None) -> dict[str, float]:
         """Mean, standard deviation and quantiles over the clients for the result's model, each client counted once.
@@ -95,8 +87,8 @@ class PerClient(list[Line]):
         Args:
             metric: The metric; by default the main one.
         """
-        metric = self._metric(metric)
-        values = np.array([row[metric] for row in self._known(metric)])
+        metric, known = self._judged(metric)
+        values = np.array([row[metric] for row in known])
         quantiles = {name: float(np.quantile(values, at)) for name, at in QUANTILES.items()}
         return {"mean": float(values.mean()), "std": float(values.std()), **quantiles}
 
@@ -114,9 +106,8 @@ class PerClient(list[Line]):
         Returns:
             The matplotlib axis.
         """
-        metric = self._metric(metric)
-        ax = axis_or_new(ax)
         worst = self.worst(metric)
+        ax, metric = axis_or_new(ax), judged_by(self, metric, self.given)
         lines: dict[Any, list[Line]] = {}
         for row in self:
             lines.setdefault((row.get("seed"), row["client"]), []).append(row)
@@ -125,39 +116,46 @@ class PerClient(list[Line]):
             if who == (worst.get("seed"), worst["client"]):
                 label = f"worst: client {worst['client']}"
                 style = {"color": "#D55E00", "zorder": 3, "label": label}
-            values = [float("nan") if row.get(metric) is None else row[metric] for row in rows]
-            marker = "." if len(rows) == 1 else None
-            ax.plot([row["round"] for row in rows], values, marker=marker, **style)
+            draw(ax, "round", rows, metric, **style)
         ax.set_xlabel("rounds")
         ax.set_ylabel(f"{metric} of each client")
         ax.legend()
         return ax
 
-    def _known(self, metric: str) -> list[Line]:
-        """The last rows that have a value of the metric; warns of clients that have none."""
-        known = [row for row in self.last if row.get(metric) is not None]
-        without = [repr(row["client"]) for row in self.last if row.get(metric) is None]
-        if not known:
-            raise SpecError(
-                f"the metric {metric!r} is undefined for every client{undefined_where(metric)}"
-            )
-        if without:
-            more = f" and {len(without) - 5} more" if len(without) > 5 else ""
-            warnings.warn(
-                f"the metric {metric!r} is undefined for {', '.join(without[:5])}{more}"
-                f"{undefined_where(metric)}; left out",
-                stacklevel=3,
-            )
-        return known
-
-    def _metric(self, metric: str | None) -> str:
+    def _judged(self, metric: str | None) -> tuple[str, list[Line]]:
+        """The metric asked for, or the main one, and the last rows that have a value; warns of those without."""
         if not self:
             raise SpecError(
                 "clients were not evaluated; set `eval_clients_every`, such as eval_clients_every=10"
             )
-        if metric is not None:
-            one_of("metric", metric, self.metrics)
-        return metric or main_metric(self.metrics, self.given)
+        metric = judged_by(self, metric, self.given)
+        known = [row for row in self.last if row.get(metric) is not None]
+        without = [repr(row["client"]) for row in self.last if row.get(metric) is None]
+        why = undefined_where(metric)
+        if not known:
+            raise SpecError(f"the metric {metric!r} is undefined for every client{why}")
+        if without:
+            more = f" and {len(without) - 5} more" if len(without) > 5 else ""
+            warnings.warn(
+                f"the metric {metric!r} is undefined for {', '.join(without[:5])}{more}{why}; left out",
+                stacklevel=3,
+            )
+        return metric, known
+
+
+def axis_or_new(ax: Any) -> Any:
+    """Return the matplotlib axis, or that of a new figure."""
+    needs("plot", "matplotlib")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots()[1] if ax is None else ax
+
+
+def draw(ax: Any, x: str, lines: Sequence[Line], metric: str, **style: Any) -> None:
+    """Draw a metric on an axis, with gaps where it is undefined."""
+    values = [math.nan if line.get(metric) is None else line[metric] for line in lines]
+    marker = "." if len(lines) == 1 else None
+    ax.plot([line[x] for line in lines], values, marker=marker, **style)
 
 
 class Recorder(Callback):
@@ -236,12 +234,12 @@ class Recorder(Callback):
             self.file.append(*new)
         if self.log is not None:
             for row in new:
-                own = "  ".join(
-                    f"{name} {'undefined' if value is None else f'{value:.4g}'}"
-                    for name, value in row.items()
-                    if name not in PLAIN
-                )
-                self.log(f"  {row['client']}: {own}  ({row['examples']} {row['data']} examples)")
+                values = [
+                    f"{name} {'undefined' if row[name] is None else f'{row[name]:.4g}'}"
+                    for name in metrics_of([row])
+                ]
+                of = f"({row['examples']} {row['data']} examples)"
+                self.log(f"  {row['client']}: {'  '.join(values)}  {of}")
             _, words = of_all(found, run.metrics)
             if words:
                 self.log(f"  all clients: {'  '.join(words)}")
@@ -253,19 +251,17 @@ def of_all(
     """Return the metrics of all clients' held-out examples and of the worst client as columns, and both in words."""
     held_out = [one for one in found if one[0]["data"] != "train"]
     columns, words = dict[str, float](), list[str]()
-    together = pooled([summaries for _, summaries in held_out], metrics)
-    for name, value in together.items():
+    for name, value in pooled([summaries for _, summaries in held_out], metrics).items():
         columns[f"clients_{name}"] = value
         words.append(f"{name} {value:.4g}")
-        own = {
-            row["client"]: row[name] for row, _ in held_out if np.isfinite(row.get(name, np.nan))
-        }
-        if own and name != "loss":
+        known = [row for row, _ in held_out if np.isfinite(row.get(name, np.nan))]
+        if known and name != "loss":
             sign = sign_of(name, metrics, option="")
-            who = min(own, key=lambda one: sign * own[one])
-            columns[f"worst_{name}"] = own[who]
-            spread = np.std(list(own.values()))
-            words[-1] += f" (worst {own[who]:.4g} at {who}, standard deviation {spread:.2g})"
+            worst = min(known, key=lambda row: sign * row[name])
+            columns[f"worst_{name}"] = worst[name]
+            spread = np.std([row[name] for row in known])
+            at = f"worst {worst[name]:.4g} at {worst['client']}"
+            words[-1] += f" ({at}, standard deviation {spread:.2g})"
     return columns, words
 
 
@@ -277,8 +273,7 @@ def pooled(
     own = chosen(metrics)
     for name in given[0] if given else ():
         parts = [torch.tensor(one[name], dtype=torch.float64) for one in given if name in one]
-        length = max(map(len, parts))
-        total = torch.stack([F.pad(one, (0, length - len(one))) for one in parts]).sum(0)
+        total = pad_sequence(parts, batch_first=True).sum(0)
         if name == "loss":
             found[name] = float(total[0] / total[1])
             continue

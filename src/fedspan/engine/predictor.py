@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Predictor:
     @property
     def classes_(self) -> Array:
         """The classes, in the order of the columns of `predict_proba`."""
-        if self.kind in ("numbers", "other"):
+        if self.kind == "numbers":
             raise SpecError("the model predicts numbers, not classes; `predict` gives them")
         return np.array(self.classes)
 
@@ -94,15 +94,14 @@ class Predictor:
                 )
             return torch.from_numpy(self.schema.features(table, who, own)).to(dtype)
         if table is not None:
-            for name in self.columns or table:
-                if name not in table:
-                    raise DataError(f"{who} has no column {name!r}; the model needs it")
-            for name in table if self.columns else ():
-                if name not in self.columns:
-                    raise DataError(
-                        f"{who} has a column {name!r} that the model does not know; remove it"
-                    )
-            rows = np.column_stack([np.asarray(table[name]) for name in self.columns or table])
+            names = self.columns or [*table]
+            if missing := [name for name in names if name not in table]:
+                raise DataError(f"{who} has no column {missing[0]!r}; the model needs it")
+            if unknown := [name for name in table if name not in names]:
+                raise DataError(
+                    f"{who} has a column {unknown[0]!r} that the model does not know; remove it"
+                )
+            rows = np.column_stack([np.asarray(table[name]) for name in names])
         try:
             x = torch.as_tensor(rows)
         except (TypeError, ValueError, RuntimeError):
@@ -130,29 +129,34 @@ class Predictor:
 
     def _several(self, rows: Any) -> Any:
         names, dtype = self.several, next(self.module.parameters()).dtype
-        count = names if isinstance(names, int) else len(names)
         if isinstance(names, list):
             good = isinstance(rows, Mapping) and set(rows) == set(names)
-            form = f"a dictionary of {', '.join(names)}"
+            form, order = f"a dictionary of {', '.join(names)}", list[Any](names)
         else:
-            good = isinstance(rows, list | tuple) and len(rows) == count
-            form = f"a tuple of {count} inputs"
+            good = isinstance(rows, list | tuple) and len(rows) == names
+            form, order = f"a tuple of {names} inputs", list(range(names))
         if not good:
             raise DataError(f"the model takes {form}, got {shown(rows)}")
-        values = [rows[name] for name in names] if isinstance(names, list) else list(rows)
-        found = [as_tensor(one, "rows") for one in values]
+        found = [as_tensor(rows[one], "rows") for one in order]
         if len({len(one) for one in found}) > 1:
             raise DataError(f"rows have inputs of different lengths: {[*map(len, found)]}")
         found = [one.to(dtype) if one.is_floating_point() else one for one in found]
-        return dict(zip(names, found, strict=True)) if isinstance(names, list) else tuple(found)
+        return dict(zip(order, found, strict=True)) if isinstance(names, list) else tuple(found)
+
+    def probabilities(self, z: Tensor) -> Tensor:
+        """Return the probabilities that outputs stand for; numbers are left as they are."""
+        if self.kind == "classes":
+            return z.softmax(1)
+        return z.sigmoid() if self.kind != "numbers" and self.logits else z
 
     def predict_proba(self, rows: Any, client: str | None = None) -> Array:
         """Return the probability of each class, (rows, classes)."""
         self.classes_  # noqa: B018 (refused for numbers)
         z = self.outputs(rows, client).double()
+        p = self.probabilities(z).numpy()
         if self.kind == "classes":
-            return z.softmax(1).numpy()
-        p = (z.sigmoid() if self.logits else z).numpy().reshape(len(z), -1)
+            return p
+        p = p.reshape(len(z), -1)
         return p if self.kind == "labels" else np.concatenate([1 - p, p], 1)
 
     def predict(self, rows: Any, client: str | None = None) -> Array:
@@ -163,7 +167,7 @@ class Predictor:
                 model that was trained on arrays also takes these.
             client: A client of the training, whose own means and deviations to use where training used them.
         """
-        if self.kind in ("numbers", "other"):
+        if self.kind == "numbers":
             found = self.outputs(rows, client).numpy()
             return found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
         p = self.predict_proba(rows, client)
@@ -172,13 +176,13 @@ class Predictor:
     def write(self, rows: Any, out: Path, client: str | None = None) -> int:
         """Write a CSV file with a line per row: the prediction, and the probability of each class."""
         names, parts = ["prediction"], [self.predict(rows, client)]
-        if self.kind not in ("numbers", "other"):
+        if self.kind != "numbers":
             names += [f"probability of {name}" for name in self.classes_.tolist()]
             parts += list(self.predict_proba(rows, client).T)
         elif parts[0].ndim == 2:
             names, parts = [f"prediction {n}" for n in range(parts[0].shape[1])], list(parts[0].T)
         text = io.StringIO()
-        lines: Iterable[tuple[Any, ...]] = zip(*(part.tolist() for part in parts), strict=True)
+        lines = zip(*(part.tolist() for part in parts), strict=True)
         csv.writer(text, lineterminator="\n").writerows([names, *lines])
         write_atomic(out, text.getvalue().encode())
         return len(parts[0])
@@ -194,16 +198,11 @@ class Predictor:
 
 def split(inputs: Any) -> Iterator[Any]:
     """Yield a few rows of inputs at a time."""
-    parts = [one.split(AT_ONCE) for one in parts_of(inputs)]
-    for own in zip(*parts, strict=True):
-        named = isinstance(inputs, Mapping)
-        yield (
-            dict(zip(inputs, own, strict=True))
-            if named
-            else own
-            if isinstance(inputs, tuple)
-            else own[0]
-        )
+    for own in zip(*(one.split(AT_ONCE) for one in parts_of(inputs)), strict=True):
+        if isinstance(inputs, Mapping):
+            yield dict(zip(inputs, own, strict=True))
+        else:
+            yield own if isinstance(inputs, tuple) else own[0]
 
 
 class Pipeline(nn.Module):
@@ -211,8 +210,8 @@ class Pipeline(nn.Module):
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
-        self.module, self.kind, self.logits = predictor.module, predictor.kind, predictor.logits
-        self.schema = predictor.schema
+        self.module, self.schema = predictor.module, predictor.schema
+        self.probabilities = predictor.probabilities
         if self.schema is not None and any(one.kind == "date" for one in self.schema.used):
             raise SpecError(
                 "a model with dates cannot be exported with its preprocessing; leave the dates out"
@@ -222,23 +221,21 @@ class Pipeline(nn.Module):
         """Return probabilities of the classes, or predicted numbers."""
         x = cells if self.schema is None else torch.cat(list(self._features(cells)), 1)
         z: Tensor = self.module(x.to(next(self.module.parameters()).dtype))
-        if self.kind == "classes":
-            return z.softmax(1)
-        return z.sigmoid() if self.kind in ("binary", "labels") and self.logits else z
+        return self.probabilities(z)
 
     def _features(self, cells: Tensor) -> Iterator[Tensor]:
         assert self.schema is not None
-        for number, column in enumerate(self.schema.used):
-            x = cells[:, number : number + 1]
+        for place, column in enumerate(self.schema.used):
+            x = cells[:, place : place + 1]
             if column.kind == "category":
                 places = torch.arange(len(column.categories), device=x.device)
                 yield x + 1 if self.schema.encode == "index" else (x == places).to(x.dtype)
                 continue
-            empty = torch.isnan(x)
+            empty, number = torch.isnan(x), column.kind == "number"
+            filler = column.mean[0] if number else 0.0
             mean, deviation = 0.0, 1.0
-            if column.kind == "number" and self.schema.standardize != "none":
-                mean, deviation = column.mean[0], column.deviation[0]
-            filler = column.mean[0] if column.kind == "number" else 0.0
+            if number and self.schema.standardize != "none":
+                mean, deviation = filler, column.deviation[0]
             yield (torch.where(empty, filler, x) - mean) / deviation
             if column.gaps:
                 yield empty.to(x.dtype)

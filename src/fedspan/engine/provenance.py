@@ -68,7 +68,7 @@ def write_outcome(
     key: Any = None,
     keeps: bool = False,
 ) -> None:
-    """Writes the card of a run that has ended; a run without one is unfinished.
+    """Writes how the models of a run that has ended are used, and its card; a run without one is unfinished.
 
     Args:
         run_dir: The directory of the run.
@@ -77,18 +77,17 @@ def write_outcome(
         key: The private key to sign with, or None.
         keeps: Whether the checkpoint stays.
     """
-    names = [name for name in COVERED if keeps or name not in UNFINISHED]
-    folders = dict.fromkeys((run_dir, *seed_dirs(run_dir, result.seeds)))
-    paths = [folder / name for folder in folders for name in names]
-    files = {
-        path.relative_to(run_dir).as_posix(): sha256(path)
-        for path in paths
-        if path.exists() and path != run_dir / OUTCOME
-    }
+    if result.usage:
+        write_table(run_dir / USAGE, result.usage)
+    several = len(result.seeds) > 1
+    places = ["", *(f"seed-{seed}/" for seed in result.seeds if several)]
+    left = [name for name in COVERED if keeps or name not in UNFINISHED]
+    names = [place + name for place in places for name in left]
+    names = [name for name in names if name != OUTCOME and (run_dir / name).exists()]
     card: Table = {"seeds": list(result.seeds), "statuses": result.statuses}
     if result.model_rounds:
         card["model_rounds"] = {str(seed): t for seed, t in result.model_rounds.items()}
-    card |= {**(about or {}), "files": files}
+    card |= {**(about or {}), "files": {name: sha256(run_dir / name) for name in names}}
     if key is not None:
         public = key.public_key().public_bytes_raw().hex()
         value = key.sign(_signed(card)).hex()
@@ -118,18 +117,14 @@ def changes(run_dir: Path, card: Table, names: Sequence[str] = COVERED) -> list[
         path = run_dir / name
         if not FILE.fullmatch(name):
             wrong.append(f"{str(run_dir / OUTCOME)!r} names the file {name!r}")
-        elif path.name in UNFINISHED and not path.is_file():
-            continue  # it may be deleted to save disk
-        elif path.name in names and not path.is_file():
+        elif path.name in names and path.is_file():
+            wrong += [f"{str(path)!r} was changed after the run"] * (sha256(path) != digest)
+        elif path.name in names and path.name not in UNFINISHED:  # they may be deleted to save disk
             wrong.append(f"{str(path)!r} is missing")
-        elif path.name in names and sha256(path) != digest:
-            wrong.append(f"{str(path)!r} was changed after the run")
-    for folder in (run_dir, *sorted(run_dir.glob("seed-*"))):
-        there = [
-            folder / name for name in names if name not in OPTIONAL and (folder / name).exists()
-        ]
-        added = {path.relative_to(run_dir).as_posix() for path in there} - {OUTCOME, *files}
-        wrong += [f"{str(run_dir / name)!r} was added after the run" for name in sorted(added)]
+    for place in ("", *(f"{folder.name}/" for folder in sorted(run_dir.glob("seed-*")))):
+        for name in sorted(place + name for name in names if name not in OPTIONAL):
+            if name not in (OUTCOME, *files) and (run_dir / name).exists():
+                wrong.append(f"{str(run_dir / name)!r} was added after the run")
     if "signature" in card and find_spec("cryptography") and not _valid(card):
         wrong.append(f"the signature of {str(run_dir / OUTCOME)!r} does not belong to it")
     return wrong
@@ -142,12 +137,13 @@ def check_run(run_dir: Path, folders: Sequence[Path]) -> list[Table]:
         run_dir: The directory of the run.
         folders: Those of its seeds, which have cards of their own where the run was interrupted between two of them.
     """
-    places = [run_dir] if (run_dir / OUTCOME).exists() else folders
-    cards = {place: card for place in places if (card := read_outcome(place))}
-    for place, card in cards.items():
-        if wrong := changes(place, card, READ):
-            raise ChangedError(f"{wrong[0]}; put back what the run has written, or run again")
-    return list(cards.values())
+    cards = []
+    for place in [run_dir] if (run_dir / OUTCOME).exists() else folders:
+        if card := read_outcome(place):
+            cards.append(card)
+            if wrong := changes(place, card, READ):
+                raise ChangedError(f"{wrong[0]}; put back what the run has written, or run again")
+    return cards
 
 
 def read_lr(path: Path) -> dict[str, Any]:
@@ -221,6 +217,5 @@ def _valid(card: Table) -> bool:
 
 def _signed(card: Table) -> bytes:
     """What is signed: all of a card but its signature."""
-    return json.dumps(
-        {key: value for key, value in card.items() if key != "signature"}, sort_keys=True
-    ).encode()
+    signed = {key: value for key, value in card.items() if key != "signature"}
+    return json.dumps(signed, sort_keys=True).encode()

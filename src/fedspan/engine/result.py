@@ -31,9 +31,9 @@ from fedspan.core.method import DETAILS
 from fedspan.core.spec import flat
 from fedspan.data.schema import Schema
 from fedspan.engine import history, per_client
-from fedspan.engine.history import PLAIN, main_metric, sign_of
+from fedspan.engine.history import judged_by, main_metric, metrics_of, sign_of
 from fedspan.engine.loop import Line
-from fedspan.engine.per_client import PerClient, axis_or_new
+from fedspan.engine.per_client import PerClient, axis_or_new, draw
 from fedspan.engine.predictor import Predictor
 from fedspan.engine.provenance import (
     CLIENTS,
@@ -91,12 +91,9 @@ class Result:
             _fill(module, self.weights, self.run_dir or Path())
             self.module = module.eval()
         if self.module is None:
-            loaded = self.run_dir is not None and bool(self.weights)
-            place = (
-                f"fedspan.load({str(self.run_dir)!r}, model=model)"
-                if loaded
-                else "`result.weights[0]`"
-            )
+            place = "`result.weights[0]`"
+            if self.run_dir is not None and self.weights:
+                place = f"fedspan.load({str(self.run_dir)!r}, model=model)"
             raise SpecError(f"the result holds weights and no module; use {place}")
         return self.module
 
@@ -108,14 +105,14 @@ class Result:
             raise SpecError(
                 "the model has outputs of its own kind, and `predict` does not know them; call `result.model`"
             )
-        schema, own = usage.get("schema"), usage.get("own", {})
+        schema = usage.get("schema")
         return Predictor(
             self.model,
             usage["kind"],
             usage["classes"],
             None if schema is None else Schema.of(schema),
             usage["columns"],
-            {who: Schema.of(one) for who, one in own.items()},
+            {who: Schema.of(one) for who, one in usage.get("own", {}).items()},
             usage["logits"],
             usage.get("several", 0),
         )
@@ -138,20 +135,16 @@ class Result:
         """All evaluations, one dictionary each; with several seeds every one says its `seed`."""
         if len(self.seeds) == 1:
             return self.runs[0]
-        return [
-            {"seed": seed, **line}
-            for seed, lines in zip(self.seeds, self.runs, strict=True)
-            for line in lines
-        ]
+        of_seed = zip(self.seeds, self.runs, strict=True)
+        return [{"seed": seed, **line} for seed, lines in of_seed for line in lines]
 
     @property
     def status(self) -> str:
         """How the run ended: "finished", "interrupted", "stopped at round t: reason" or "diverged at round t"."""
         if len(set(self.statuses)) == 1:
             return self.statuses[0]
-        return "; ".join(
-            f"seed {seed} {one}" for seed, one in zip(self.seeds, self.statuses, strict=True)
-        )
+        of_seed = zip(self.seeds, self.statuses, strict=True)
+        return "; ".join(f"seed {seed} {status}" for seed, status in of_seed)
 
     @property
     def finished(self) -> bool:
@@ -161,8 +154,7 @@ class Result:
     @property
     def metrics(self) -> list[str]:
         """Names of the metrics that the evaluations report."""
-        lines = self.history
-        return [name for name in lines[-1] if name not in PLAIN] if lines else []
+        return metrics_of(self.history[-1:])
 
     @property
     def best(self) -> Line | None:
@@ -176,8 +168,9 @@ class Result:
         if self.seeds[0] in self.model_rounds:
             seed = {"seed": self.seeds[0]} if len(self.seeds) > 1 else {}
             return seed | self.model_lines[0]
-        metric = self._main_metric
-        sign = sign_of(metric, self.spec.get("metrics", ()), option="")
+        given = self.spec.get("metrics", ())
+        metric = main_metric(self.metrics, given)
+        sign = sign_of(metric, given, option="")
         known = [line for line in self.history if line.get(metric) is not None]
         return max(known, key=lambda line: sign * line[metric], default=None)
 
@@ -187,10 +180,6 @@ class Result:
         pairs = zip(self.seeds, self.runs, strict=True)
         kept = [(self.model_rounds.get(seed), lines) for seed, lines in pairs if lines]
         return [next((one for one in lines if one["round"] == t), lines[-1]) for t, lines in kept]
-
-    @property
-    def _main_metric(self) -> str:
-        return main_metric(self.metrics, self.spec.get("metrics", ()))
 
     @property
     def up_bytes(self) -> int:
@@ -232,22 +221,17 @@ class Result:
         one_of("x", x, typing.get_args(Axis))
         if x == "hours" and any("hours" not in line for line in self.history):
             raise SpecError("`x` is 'hours', which only runs with a `federation` count; give one")
-        if not self.metrics:
-            raise SpecError("the run has no evaluations to plot")
-        metric = metric or self._main_metric
-        one_of("metric", metric, self.metrics)
-        ax = axis_or_new(ax)
+        metric = judged_by(self.history, metric, self.spec.get("metrics", ()))
+        ax, several = axis_or_new(ax), len(self.seeds) > 1
         for seed, lines in zip(self.seeds, self.runs, strict=True):
             totals = [
                 line | {"total_bytes": line["up_bytes"] + line["down_bytes"]} for line in lines
             ]
-            values = [float("nan") if line.get(metric) is None else line[metric] for line in lines]
-            label = f"seed {seed}" if len(self.seeds) > 1 else None
-            ax.plot([line[x] for line in totals], values, label=label)
+            draw(ax, x, totals, metric, label=f"seed {seed}" if several else None)
         names = {"round": "rounds", "up_bytes": "bytes up", "total_bytes": "bytes up and down"}
         ax.set_xlabel(names.get(x, x))
         ax.set_ylabel(metric)
-        if len(self.seeds) > 1:
+        if several:
             ax.legend()
         return ax
 
@@ -272,42 +256,36 @@ class Result:
         if path.suffix:
             raise SpecError(f"`path` must be a directory or end in .safetensors, got {str(path)!r}")
         make_dir(path)
-        header = {"spec": self.spec}
         for number, folder in enumerate(seed_dirs(path, self.seeds)):
             make_dir(folder)
-            JsonLog(
-                folder / history.NAME, [header | {"seed": self.seeds[number]}, *self.runs[number]]
-            )
+            header = {"spec": self.spec, "seed": self.seeds[number]}
+            JsonLog(folder / history.NAME, [header, *self.runs[number]])
             if self.weights:
                 checkpoint.write_tensors(folder / MODEL, self.weights[number])
         if self.per_client:
             JsonLog(path / CLIENTS, self.per_client)
         if self.lr_search is not None:
             write_table(path / LR, self.lr_search)
-        if self.usage:
-            write_table(path / USAGE, self.usage)
         write_atomic(path / SPEC, tomli_w.dumps(self.spec).encode())
         write_outcome(path, self)
         return path
 
     def __repr__(self) -> str:
-        ends = self.model_lines
+        ends, parts = self.model_lines, []
         last = max((lines[-1]["round"] for lines in self.runs if lines), default=0)
-        parts = []
         for name in self.metrics:
             known = [end[name] for end in ends if end.get(name) is not None]
             if known and name not in DETAILS:
                 parts.append(f"{name}={sum(known) / len(known):.4g}")
-        parts += [f"means of {len(ends)} seeds"] if len(ends) > 1 else []
-        early = [
-            str(one["round"]) for one, of in zip(ends, self.runs, strict=False) if one is not of[-1]
-        ]
-        if early:
+        together = ""
+        if len(ends) > 1:
+            parts.append(f"means of {len(ends)} seeds")
+            together = " in all"
+        of_run = zip(ends, self.runs, strict=False)
+        if early := [str(one["round"]) for one, lines in of_run if one is not lines[-1]]:
             parts = [f"the model is that of round {' and '.join(early)}: {', '.join(parts)}"]
-        together = " in all" if len(ends) > 1 else ""
-        parts.append(
-            f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down{together}"
-        )
+        sizes = f"{self.up_bytes / 1e6:.3g} MB up, {self.down_bytes / 1e6:.3g} MB down"
+        parts.append(sizes + together)
         if (found := self.lr_search) is not None:  # which is not part of the run's bytes
             cost = f"search: {found['cost']}" if "cost" in found else found["rule"]
             parts.append(f"lr={found['values']['lr']:.3g} ({cost})")
@@ -320,13 +298,13 @@ class Result:
         method = flat(self.spec.get("method", {}))
         settings = [f"{key} {method[key]}" for key in MAIN if key in method]
         head = f"{method.get('name', 'run')}, {self.status}; {', '.join(settings)}"
-        names = [*["seed"] * (len(self.seeds) > 1), "round", "up_bytes", "down_bytes"]
-        names += [name for name in self.metrics if name not in DETAILS]
+        names = [name for name in self.metrics if name not in DETAILS]
+        names = [*["seed"] * (len(self.seeds) > 1), "round", "up_bytes", "down_bytes", *names]
+        rows = [names, *([line.get(name, "") for name in names] for line in self.history[-5:])]
         table = ""
-        for line in ({name: name for name in names}, *self.history[-5:]):
-            values = (line.get(name, "") for name in names)
-            texts = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in values)
-            table += f"<tr>{''.join(f'<td>{html.escape(one)}</td>' for one in texts)}</tr>"
+        for row in rows:
+            cells = (f"{one:.4g}" if isinstance(one, float) else str(one) for one in row)
+            table += f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
         return f"<p>{html.escape(head)}</p><table>{table}</table>"
 
 
@@ -361,30 +339,32 @@ def load(
     run_dir = path_of("run_dir", run_dir)
     if model is not None and not isinstance(model, nn.Module):
         raise SpecError(f"`model` must be a torch.nn.Module, got {shown(model)}")
-    several = sorted(run_dir.glob(f"seed-*/{history.NAME}"))
     alone = (run_dir / history.NAME).exists()
-    dirs = [run_dir] if alone else [path.parent for path in several]
-    if not dirs:
+    of_seeds = sorted(path.parent for path in run_dir.glob(f"seed-*/{history.NAME}"))
+    if not (dirs := [run_dir] if alone else of_seeds):
         raise FedspanError(f"{str(run_dir)!r} holds no run: there is no {history.NAME}")
-    cards = check_run(run_dir, dirs)
     statuses, kept = dict[int, str](), dict[int, int]()
-    for card in cards:
+    for card in check_run(run_dir, dirs):
         statuses |= dict(zip(card["seeds"], card["statuses"], strict=True))
         kept |= {int(seed): t for seed, t in card.get("model_rounds", {}).items()}
     runs = dict[int, tuple[Path, Line, list[Line]]]()
     for place in dirs:
         header, rows = history.read(place / history.NAME)
-        runs[header.get("seed", header["spec"].get("seed", 0))] = place, header, rows
+        spec = header["spec"]
+        runs[header.get("seed", spec.get("seed", 0))] = place, spec, rows
     if len(runs) < len(dirs) or not statuses.keys() <= runs.keys():
         raise CheckpointError(
             f"{str(run_dir)!r} is damaged: its files are of the seeds {[*runs]} and {[*statuses]}; {REMEDY}"
         )
     runs = dict(sorted(runs.items()))
-    weights, t = [], round
+    weights, clients = [], per_client.read(run_dir / CLIENTS)
+    own = not alone and not clients  # whether each seed has a table of its clients
     for seed, (place, *_) in runs.items():
+        if own:
+            clients += [{"seed": seed} | row for row in per_client.read(place / CLIENTS)]
         path = place / MODEL
-        if t is not None:
-            path, kept[seed] = _kept(run_dir, place, seed, len(runs), t), t
+        if round is not None:
+            path, kept[seed] = _kept(run_dir, place, seed, round), round
         if not path.exists():
             continue
         try:
@@ -393,7 +373,7 @@ def load(
             raise CheckpointError(
                 f"{str(path)!r} cannot be read ({one_line(str(error), 80)}); {REMEDY}"
             ) from None
-    about = run_dir / USAGE
+    about, found = run_dir / USAGE, run_dir / LR
     usage = read_table(about, USAGE_FORM) if about.exists() else {}
     try:
         for one in (usage.get("schema"), *usage.get("own", {}).values()):
@@ -402,11 +382,7 @@ def load(
         raise CheckpointError(f"{str(about)!r} is damaged: its schema; {REMEDY}") from None
     if model is not None:
         _fill(model, weights, run_dir)
-    clients = per_client.read(run_dir / CLIENTS)
-    for seed, (place, *_) in runs.items() if not alone and not clients else ():
-        clients += [{"seed": seed} | row for row in per_client.read(place / CLIENTS)]
-    spec = next(iter(runs.values()))[1]["spec"]
-    found = run_dir / LR
+    _, spec, _ = next(iter(runs.values()))
     return Result(
         tuple(runs),
         [rows for *_, rows in runs.values()],
@@ -422,13 +398,12 @@ def load(
     )
 
 
-def _kept(run_dir: Path, folder: Path, seed: int, seeds: int, t: int) -> Path:
+def _kept(run_dir: Path, folder: Path, seed: int, t: int) -> Path:
     """Return the file of the model of round t."""
     at_least("round", t, 0)
-    places = [folder / "models", run_dir / f"seed-{seed}" / "models"][: min(seeds, 2)]
-    there = {
-        int(file.stem[6:]): file for place in places for file in place.glob("round-*.safetensors")
-    }
+    places = (folder, run_dir / f"seed-{seed}")
+    files = (file for place in places for file in place.glob("models/round-*.safetensors"))
+    there = {int(file.stem[6:]): file for file in files}
     if t not in there:
         known = (
             f"there are {', '.join(map(str, sorted(there)))}"

@@ -5,7 +5,7 @@
     model.safetensors, clients.csv, result.json  at the end
 
 Several seeds of one batched computation have a directory `seed-*` each and share the checkpoint and the result. A
-finished run keeps its checkpoint where it can be made longer: `may_grow`.
+finished run keeps its checkpoint where it can be made longer.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from fedspan.core.files import (
     sync,
     write_atomic,
 )
-from fedspan.core.json_log import JsonLog, Line, check_form, read_lines, write_table
+from fedspan.core.json_log import JsonLog, Line, check_form, read_lines
 from fedspan.core.layout import all_finite
 from fedspan.core.metric import column_of
 from fedspan.core.signals import sigterm_again
-from fedspan.core.spec import Spec, Table, flat
+from fedspan.core.spec import Spec, flat
 from fedspan.core.terminal import log
 from fedspan.core.wire import check_weights
 from fedspan.engine import history, provenance
@@ -53,7 +53,6 @@ from fedspan.engine.provenance import (
     OUTCOME,
     SPEC,
     TRAFFIC,
-    USAGE,
     read_outcome,
     seed_dirs,
 )
@@ -75,8 +74,6 @@ def execute(
     *,
     resume: bool = False,
     checkpoint_every: int | None = None,
-    retry_diverged: bool = False,
-    signals: bool = True,
     apart: bool = False,
     costs: Mapping[str, Any] | None = None,
 ) -> Result:
@@ -86,9 +83,8 @@ def execute(
         loop: The run.
         spec: Its settings.
         resume: Whether to continue the run in the directory.
-        checkpoint_every: Rounds between two checkpoints; None: with an evaluation every few seconds.
-        retry_diverged: Whether a diverged run resumes from its last good checkpoint.
-        signals: Whether Ctrl-C and SIGTERM end the run after the current round.
+        checkpoint_every: Rounds between two checkpoints of a server across machines, which has signals of its own and
+            resumes a diverged run from its last good checkpoint. None: with an evaluation every few seconds.
         apart: Whether it is one of several seeds with run directories of their own, whose parent has the card.
         costs: What reports show of the run besides its evaluations.
 
@@ -96,7 +92,7 @@ def execute(
         KeyboardInterrupt: The run was interrupted by Ctrl-C; what was done so far is saved.
         Terminated: The same by SIGTERM.
     """
-    out = loop.run_dir
+    out, here = loop.run_dir, checkpoint_every is None
 
     def begun() -> bool:
         if loop.t == 0 and isinstance(loop.transport, Simulator):
@@ -105,19 +101,15 @@ def execute(
 
     locked = nullcontext() if out is None else lock_dir(out)
     with locked, removed_on_failure(lambda: _written(loop, spec), begun):
-        if out is not None and resume and not _to_do(out, loop, spec, retry_diverged):
-            found = load(out)
-            for number, folder in enumerate(seed_dirs(out, loop.seeds)):
-                weights = found.weights[number] if number < len(found.weights) else {}
-                check_weights(weights, loop.state_dict(number), repr(str(folder / MODEL)))
+        if out is not None and resume and (found := _ended(out, loop, spec, retry=not here)):
             return found
         key = None if out is None or apart else provenance.signing_key()
         files = RunFiles(loop, spec, checkpoint_every)
         if out is not None:
-            files.open(out, resume, costs or {}, apart)
+            files.open(resume, costs or {}, apart)
 
         # --- Rounds ---
-        with stop_signals(loop) if signals else nullcontext(list[int]()) as received:
+        with stop_signals(loop) if here else nullcontext(list[int]()) as received:
             try:
                 for callback in loop.callbacks:
                     callback.on_run_start(loop)
@@ -136,10 +128,9 @@ def execute(
         if statuses[0] == "interrupted":  # between two evaluations
             files.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
         result = Result(loop.seeds, loop.lines, statuses, spec.table(), out)
-        result.weights = [
-            loop.problem.state_dict(*finite, run) for run, finite in enumerate(files.finite)
-        ]
         result.usage = dict(loop.problem.usage)
+        for run, finite in enumerate(files.finite):
+            result.weights.append(loop.problem.state_dict(*finite, run))
         failed: Exception | None = None
         for callback in loop.callbacks:
             try:
@@ -147,9 +138,7 @@ def execute(
             except Exception as error:  # a mistake there must not cost the trained model
                 failed = failed or error
         if out is not None:
-            save = "finished" in statuses and may_grow(loop, spec)
-            keep = save or (retry_diverged and result.status.startswith("diverged"))
-            files.close(out, result, key, save=save, keep=keep)
+            files.close(result, key)
         if failed is not None:
             raise failed
         _warn(loop, result)
@@ -158,11 +147,6 @@ def execute(
         ended = Terminated if signal.SIGTERM in received else KeyboardInterrupt
         raise ended(f"stopped after round {loop.t}{more}")
     return result
-
-
-def may_grow(loop: Loop, spec: Spec) -> bool:
-    """Whether a run that has finished can go on to more rounds; the secret key of noise is deleted with its end."""
-    return not spec.length_decides and loop.chain.noise is None
 
 
 def _status(loop: Loop, lines: Sequence[Line], rounds: int) -> str:
@@ -187,13 +171,12 @@ def _warn(loop: Loop, result: Result) -> None:
             if log.handlers:  # not twice on a terminal
                 log.warning("%s", text)
             warnings.warn(text, stacklevel=4)
-    columns = [column_of(one) for one in loop.metrics]
-    asked = dict.fromkeys(columns, "test") | {HELD_OUT + name: "validation" for name in columns}
     lines = [line for line in result.model_lines if not line.get("diverged")]
-    for name, data in asked.items():
-        if any(name in line and line[name] is None for line in lines):
-            why = undefined_where(name)
-            warnings.warn(f"the metric {name!r} is undefined on the {data} data{why}", stacklevel=4)
+    for prefix, data in {"": "test", HELD_OUT: "validation"}.items():
+        for name in (prefix + column_of(one) for one in loop.metrics):
+            if any(line.get(name, "") is None for line in lines):
+                text = f"the metric {name!r} is undefined on the {data} data{undefined_where(name)}"
+                warnings.warn(text, stacklevel=4)
 
 
 @contextmanager
@@ -244,25 +227,26 @@ class RunFiles(Callback):
     """What a run writes while it goes on; nothing where it has no directory."""
 
     def __init__(self, loop: Loop, spec: Spec, every: int | None) -> None:
-        self.loop, self.spec, self.every = loop, spec, every
+        self.loop, self.spec, self.every, self.out = loop, spec, every, loop.run_dir or Path()
+        self.folders = seed_dirs(self.out, loop.seeds)
         self.logs: list[tuple[JsonLog, JsonLog]] = []  # history and audit trail of each seed
         self.rounds = list[Heard]()  # since the last line of the trail
         self.saved = time.monotonic()
         self.start = loop.start  # what the run was begun from; a resumed run keeps it
-        self.lr = list[Any]()  # [round, lr] where a resumed run has changed it
+        self.changes: Line = {}  # "lr": [round, lr] where a resumed run has changed it
         # the model before a divergence
         self.finite = [(loop.model(), loop.buffers)] * len(loop.seeds)
 
-    def open(self, out: Path, resume: bool, costs: Mapping[str, Any], apart: bool) -> None:
+    def open(self, resume: bool, costs: Mapping[str, Any], apart: bool) -> None:
         """Prepares the files for the next row, and continues the loop where they end."""
-        loop, spec, folders = self.loop, self.spec, seed_dirs(out, self.loop.seeds)
-        for folder in {out, *folders}:
+        loop, spec, out = self.loop, self.spec, self.out
+        for folder in {out, *self.folders}:
             remove_leftovers(folder, provenance.COVERED)
         if resume:
-            self._resume(out, folders)
+            self._resume()
         else:
             check_vacant(out)
-            if any((folder / history.NAME).exists() for folder in folders):
+            if any((folder / history.NAME).exists() for folder in self.folders):
                 raise SpecError(
                     f"{str(out)!r} holds a history without its checkpoint; delete it, or choose another `run_dir`"
                 )
@@ -271,43 +255,44 @@ class RunFiles(Callback):
         for folder in (out, out.parent) if apart else (out,):
             remove(folder / OUTCOME)
         write_atomic(out / SPEC, spec.toml().encode())
-        now = {"time": _now(), "versions": versions()}
-        for seed, folder in zip(loop.seeds, folders, strict=True):
-            place = folder.relative_to(out)
-            name = (place / history.NAME).as_posix()
-            lines = self._lines(out, name)
-            header: Line = {"spec": spec.table() | {"seed": seed}, "versions": versions()}
-            header |= {"costs": dict(costs)} | self._changes()
-            evaluations = JsonLog(out / name, [*lines, header], loop.checks, name)
-            name = (place / AUDIT).as_posix()
+        now: Line = {"time": _now(), "versions": versions()}
+        for seed, folder in zip(loop.seeds, self.folders, strict=True):
+            of_seed = {"spec": spec.table() | {"seed": seed}, "versions": versions()}
+            header: Line = {**of_seed, "costs": dict(costs), **self.changes}
+            path, name, check = self._log(folder, history.NAME)
+            lines, _ = read_lines(path, check)
+            evaluations = JsonLog(path, [*lines, header], loop.checks, name)
             header = {"run": loop.id, "seed": seed, "identity": spec.identity()}
             header |= {"clients": loop.problem.clients, **now}
-            if loop.problem.names is not None:
-                header["names"] = [*loop.problem.names]
+            if (names := loop.problem.names) is not None:
+                header["names"] = [*names]
+            path, name, check = self._log(folder, AUDIT)
             try:
-                lines = self._lines(out, name)
-                told = line_of_rounds([loop.heard], 0, loop.seeds)[1:] if resume else []
-                more: Line = {"events": told} if told else {}
-                lines = [*lines, {"resumed": loop.t} | now | more] if lines else [header]
+                lines, _ = read_lines(path, check)
+                again: Line = {"resumed": loop.t, **now}
+                if resume and (told := line_of_rounds([loop.heard], 0, loop.seeds)[1:]):
+                    again["events"] = told
+                lines = [*lines, again] if lines else [header]
             except CheckpointError as error:  # it is kept under another name
-                if (folder / AUDIT).exists():
-                    (folder / AUDIT).replace(folder / f"damaged-{loop.t}-{AUDIT}")
+                if path.exists():
+                    path.replace(folder / f"damaged-{loop.t}-{AUDIT}")
                 lines = [header | {"damaged": str(error).split(";")[0], "resumed": loop.t}]
-            trail = JsonLog(out / name, lines, loop.checks, name, spec.privacy is not None)
+            trail = JsonLog(path, lines, loop.checks, name, spec.privacy is not None)
             self.logs.append((evaluations, trail))
         loop._each_round = [*loop._each_round, self]
 
-    def _lines(self, out: Path, name: str) -> list[Line]:
-        """The lines of a log that the checkpoint knows."""
-        return read_lines(out / name, self.loop.checks.get(name, ""))[0]
+    def _log(self, folder: Path, kind: str) -> tuple[Path, str, str]:
+        """The path of a log, its name, and the checksum of the last line that the checkpoint knows."""
+        name = (folder / kind).relative_to(self.out).as_posix()
+        return folder / kind, name, self.loop.checks.get(name, "")
 
-    def _resume(self, out: Path, folders: Sequence[Path]) -> None:
-        loop, spec = self.loop, self.spec
-        arrays, meta = checkpoint.load(out / CHECKPOINT)
-        check_form(meta, out / CHECKPOINT, CHECKPOINT_FORM, {"lr": list[Any]})
+    def _resume(self) -> None:
+        loop, spec, path = self.loop, self.spec, self.out / CHECKPOINT
+        arrays, meta = checkpoint.load(path)
+        check_form(meta, path, CHECKPOINT_FORM, {"lr": list[Any]})
         before = _same_run(meta, spec, loop.seeds)
-        _not_shorter(spec, meta["round"], out)
-        given, self.start, self.lr = loop.start, meta["start"], meta.get("lr", [])
+        _not_shorter(spec, meta["round"], self.out)
+        given, self.start = loop.start, meta["start"]
         loop.load(arrays)
         # no error: who draws a model anew could never resume
         if given not in (self.start, start_of(loop.model())):
@@ -317,19 +302,21 @@ class RunFiles(Callback):
             )
         if meta["round"] != loop.t:
             raise CheckpointError(
-                f"{str(out / CHECKPOINT)!r} is damaged: its parts are of different rounds; start the run again"
+                f"{str(path)!r} is damaged: its parts are of different rounds; start the run again"
             )
         loop.heard = loop.heard._replace(t=loop.t)
+        self.changes = {"lr": meta["lr"]} if meta.get("lr") else {}
         if before != spec.method.lr:
-            self.lr = [*(self.lr or [[0, before]]), [loop.t, spec.method.lr]]
+            lrs = self.changes.get("lr", [[0, before]])
+            self.changes = {"lr": [*lrs, [loop.t, spec.method.lr]]}
             text = f"lr is {spec.method.lr} from here on, and was {before}"
             loop.note([Event("lr", None, text)])
-        for number, folder in enumerate(folders if loop.t else ()):
-            name = (folder / history.NAME).relative_to(out).as_posix()
-            _, lines = history.read(folder / history.NAME, loop.checks.get(name, ""))
+        up, down = loop.ledger.totals()
+        for number, folder in enumerate(self.folders if loop.t else ()):
+            path, _, check = self._log(folder, history.NAME)
+            _, lines = history.read(path, check)
             loop.lines[number] = lines
-            up, down = (int(one[number]) for one in loop.ledger.totals())
-            ends = {"round": loop.t, "up_bytes": up, "down_bytes": down}
+            ends = {"round": loop.t, "up_bytes": up[number], "down_bytes": down[number]}
             if not lines or any(lines[-1][key] > end for key, end in ends.items()):
                 raise CheckpointError(
                     "the checkpoint is damaged: its history is of a later round; start the run again"
@@ -360,14 +347,12 @@ class RunFiles(Callback):
             return
         up, down = self.loop.ledger.totals()
         for number, (_, trail) in enumerate(self.logs):
-            line = {"time": _now(), "events": line_of_rounds(self.rounds, number, self.loop.seeds)}
-            sizes = {"up_bytes": int(up[number]), "down_bytes": int(down[number])}
-            trail.append(line | sizes | self.loop.carried)
+            told = line_of_rounds(self.rounds, number, self.loop.seeds)
+            line: Line = {"time": _now(), "events": told}
+            line |= {"up_bytes": int(up[number]), "down_bytes": int(down[number])}
+            trail.append(line | self.loop.carried)
         self.rounds = []
         self.loop.carried.clear()
-
-    def _changes(self) -> Line:
-        return {"lr": self.lr} if self.lr else {}
 
     def save_if_due(self) -> None:
         """Saves the run if it has a directory and the last checkpoint is old."""
@@ -376,41 +361,41 @@ class RunFiles(Callback):
 
     def save(self) -> None:
         """Writes a checkpoint."""
-        assert self.loop.run_dir is not None
         if not any(all_finite(x) for x in self.loop.model()):
             return  # the checkpoint before is the last one to go on from
         self._flush()
         for one in (one for pair in self.logs for one in pair):
             sync(one.path)
-        meta: Table = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
-        meta |= {"start": self.start} | self._changes()
-        checkpoint.save(self.loop.run_dir / CHECKPOINT, self.loop.save(), meta)
+        meta = _decisions(self.spec) | {"seeds": list(self.loop.seeds), "round": self.loop.t}
+        meta |= {"start": self.start} | self.changes
+        checkpoint.save(self.out / CHECKPOINT, self.loop.save(), meta)
         self.loop.transport.saved()
         self.saved = time.monotonic()
 
-    def close(self, out: Path, result: Result, key: Any, *, save: bool, keep: bool) -> None:
+    def close(self, result: Result, key: Any) -> None:
         """Writes the models and the card of a run that has ended, or a last checkpoint."""
-        loop, spec = self.loop, self.spec
-        if save or not result.finished:
+        loop, spec, out = self.loop, self.spec, self.out
+        # whether it can be made longer: the secret key of noise is deleted with its end
+        grows = not spec.length_decides and loop.chain.noise is None
+        grows = grows and "finished" in result.statuses
+        if grows or not result.finished:
             self.save()
         if not result.finished:
             return
         self._flush()
-        for number, folder in enumerate(seed_dirs(out, loop.seeds)):
+        for number, folder in enumerate(self.folders):
             checkpoint.write_tensors(folder / MODEL, result.weights[number])
             counts = (loop.ledger.up, loop.ledger.down, loop.last_round)
             names = loop.problem.names or range(loop.problem.clients)
-            columns = [names, *(one[number].tolist() for one in counts)]
+            columns = zip(names, *(one[number].tolist() for one in counts), strict=True)
             heads = ("client", "up_bytes", "down_bytes", "last_round")
-            rows = [dict(zip(heads, row, strict=True)) for row in zip(*columns, strict=True)]
-            private = spec.privacy is not None
-            write_atomic(folder / TRAFFIC, csv_text(rows).encode(), private=private)
+            text = csv_text([dict(zip(heads, row, strict=True)) for row in columns])
+            write_atomic(folder / TRAFFIC, text.encode(), private=spec.privacy is not None)
             self.logs[number][1].append({"time": _now(), "ended": result.statuses[number]})
-        if result.usage:
-            write_table(out / USAGE, result.usage)
         ends = [{k: v for k, v in lines[-1].items() if k != "events"} for lines in result.runs]
         about = {"run": loop.id, "start": self.start, "rounds": loop.t, "metrics": ends}
-        about |= _decisions(spec) | {"versions": versions()} | self._changes()
+        about |= _decisions(spec) | {"versions": versions()} | self.changes
+        keep = grows or (self.every is not None and result.status.startswith("diverged"))
         provenance.write_outcome(out, result, about, key=key, keeps=keep)
         for name in () if keep else provenance.UNFINISHED:
             remove(out / name)
@@ -428,32 +413,35 @@ def check_vacant(run_dir: Path) -> None:
         )
 
 
-def _to_do(out: Path, loop: Loop, spec: Spec, retry_diverged: bool) -> bool:
-    """Whether a run that is resumed has not ended, or some seed of it can go on; it must have kept its checkpoint."""
+def _ended(out: Path, loop: Loop, spec: Spec, *, retry: bool) -> Result | None:
+    """The result of a run that has ended; None where it, or some seed of it, can go on from its checkpoint."""
     if not (card := read_outcome(out)):
-        return True
-    lr = _same_run(card, spec, loop.seeds)
-    before = load(out)
-    if retry_diverged and before.status.startswith("diverged"):
-        return True
-    last = max((lines[-1]["round"] for lines in before.runs if lines), default=0)
-    finished = "finished" in before.statuses
+        return None
+    lr, found = _same_run(card, spec, loop.seeds), load(out)
+    if retry and found.status.startswith("diverged"):
+        return None
+    last = max((lines[-1]["round"] for lines in found.runs if lines), default=0)
+    finished = "finished" in found.statuses
     if finished:
         _not_shorter(spec, last, out)
-    if lr != spec.method.lr and (spec.rounds == last or not finished):
-        raise CheckpointError(
-            f"the run in {str(out)!r} has ended after {last} rounds with method.lr = {lr}, not {spec.method.lr}; "
-            + ("give more `rounds` to go on with it" if finished else "begin another run")
-        )
     if spec.rounds == last or not finished:
-        return False
+        if lr != spec.method.lr:
+            remedy = "give more `rounds` to go on with it" if finished else "begin another run"
+            raise CheckpointError(
+                f"the run in {str(out)!r} has ended after {last} rounds with method.lr = {lr}, not {spec.method.lr}; "
+                f"{remedy}"
+            )
+        for number, folder in enumerate(seed_dirs(out, loop.seeds)):
+            weights = found.weights[number] if number < len(found.weights) else {}
+            check_weights(weights, loop.state_dict(number), repr(str(folder / MODEL)))
+        return found
     if not (out / CHECKPOINT).exists():
         why = "; with `privacy` its secret key was deleted" if loop.chain.noise is not None else ""
         raise CheckpointError(
             f"the run in {str(out)!r} has finished after {last} rounds and has no checkpoint to go on from{why}; run "
             "it again in another `run_dir`"
         )
-    return True
+    return None
 
 
 def _not_shorter(spec: Spec, t: int, out: Path) -> None:
@@ -463,12 +451,12 @@ def _not_shorter(spec: Spec, t: int, out: Path) -> None:
         )
 
 
-def _decisions(spec: Spec) -> Table:
+def _decisions(spec: Spec) -> Line:
     """What a later run must agree with to continue this one."""
     return {"spec": spec.table(), "decisions": spec.decisions(), "identity": spec.identity()}
 
 
-def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> Any:
+def _same_run(meta: Line, spec: Spec, seeds: tuple[int, ...]) -> Any:
     """Return the `lr` of a checkpoint, which is continued only with the settings that it was made with.
 
     Only `lr` may change, and `rounds` without a schedule.
@@ -484,14 +472,13 @@ def _same_run(meta: Table, spec: Spec, seeds: tuple[int, ...]) -> Any:
     for key in sorted({*before, *now}):
         if before.get(key) != now.get(key):
             told = [repr(value[key]) if key in value else "its default" for value in (before, now)]
-            why = (
-                "its schedule spans the run"
-                if spec.method.spans_run
-                else "its noise was solved for this many rounds"
-            )
-            remedy = f"{why}; keep `rounds`, or begin another run" if key == "rounds" else ""
+            remedy = "use the same settings"
+            if key == "rounds":
+                spans = spec.method.spans_run
+                why = "schedule spans the run" if spans else "noise was solved for this many rounds"
+                remedy = f"its {why}; keep `rounds`, or begin another run"
             raise CheckpointError(
-                f"the checkpoint was made with {key} = {told[0]}, not {told[1]}; {remedy or 'use the same settings'}"
+                f"the checkpoint was made with {key} = {told[0]}, not {told[1]}; {remedy}"
             )
     if meta.get("identity") != spec.identity():
         raise CheckpointError(

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,33 +66,22 @@ BUFFERS = "buffers"  # the name under which they are packed, next to a message's
 
 
 def answer(
-    method: Method,
-    problem: Problem,
-    replica: Replica,
-    down: wire.Arrays,
-    rnd: Round,
+    method: Method, problem: Problem, replica: Replica, down: wire.Arrays, rnd: Round
 ) -> tuple[Replica, wire.Arrays]:
     """One client's round from packed arrays to packed arrays; `rnd` is the round of this client alone."""
     message = opened(method, replica, down, rnd)
-    sync = message.get("sync")
-    x = None if sync is None else sync.model
+    x = None if (sync := message.get("sync")) is None else sync.model
     rnd = replace(rnd, last_round=np.array([[replica.last_round]]))
     with torch.inference_mode():
-        state, up, buffers = local_work(
-            method, problem, replica.state, message, down.get(BUFFERS), rnd
-        )
+        given = replica.state, message, down.get(BUFFERS), rnd
+        state, up, buffers = local_work(method, problem, *given)
     beside = {} if buffers is None else {BUFFERS: buffers}
     return Replica(state, x, rnd.t), wire.pack(up) | beside
 
 
 def local_work(
-    method: Method,
-    problem: Problem,
-    state: Any,
-    down: Any,
-    buffers: Vector | None,
-    rnd: Round,
-) -> tuple[Any, Any, Vector | None]:
+    method: Method, problem: Problem, state: Any, down: Any, buffers: Vector | None, rnd: Round
+) -> Answer:
     """What the clients of a round do, however many: (new states, replies, buffers). The same for every transport."""
     f = problem.cohort(rnd)
     if rnd.privacy is not None:
@@ -106,8 +96,7 @@ def local_work(
 def opened(method: Method, replica: Replica, down: wire.Arrays, rnd: Round) -> Bundle:
     """A download from its arrays, with x rebuilt from the client's copy if the server sent changes of it."""
     message = wire.unpack({name: array for name, array in down.items() if name != BUFFERS})
-    sync = message.get("sync")
-    if sync is not None:
+    if (sync := message.get("sync")) is not None:
         missed, since = len(sync.log.entries), max(replica.last_round, 0)
         lacks = method.logs_changes and sync.x is None and missed < rnd.t - since
         if lacks or missed > rnd.t - since:
@@ -183,16 +172,18 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         own = rnd if rnd.overwrite == overwrite else replace(rnd, overwrite=overwrite)
         new, up, beside = self._work(own, down, buffers, how)
         outliers, places = chain.screened(up, beside, rnd), np.arange(cohort)
-        if outliers:  # only clients whose replies count get their new states
-            places = np.delete(places, [place for place, _ in outliers])
-            if not len(places):
-                return Replies(places, None, events=self._undone(outliers, rnd))
-            new, up = (
-                wire.gather([wire.pick(one, place) for place in places.tolist()])
-                for one in (new, up)
-            )
-            beside = None if beside is None else beside[:, places]
-        self.states.put(rnd.subset(places).rows if outliers else rnd.rows, new)
+        if not outliers:
+            self.states.put(rnd.rows, new)
+            return Replies(places, up, beside)
+        places = np.delete(places, [place for place, _ in outliers])
+        if not len(places):
+            return Replies(places, None, events=self._undone(outliers, rnd))
+        # only clients whose replies count get their new states
+        new, up = (
+            wire.gather([wire.pick(one, place) for place in places.tolist()]) for one in (new, up)
+        )
+        self.states.put(rnd.subset(places).rows, new)
+        beside = None if beside is None else beside[:, places]
         return Replies(places, up, beside, events=tuple(event for _, event in outliers))
 
     def _in_turn(self, rnd: Round, down: Any, buffers: Vector | None, chain: Chain) -> Replies:
@@ -230,14 +221,14 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         from fedspan.replies.secure.server import bytes_of_round, check_enough
 
         runs, cohort = rnd.ids.shape
-        base = wire.sizes(down) + (0 if buffers is None else buffers.shape[-1] * buffers.itemsize)
+        base = wire.sizes(down, buffers) + np.zeros(rnd.ids.shape, np.int64)
         try:
             check_enough("keys", cohort, cohort, privacy.survivors(cohort))
         except ProtocolError as error:
             sent, _ = bytes_of_round(0, 0, privacy)
             event = Event("other", None, f"{error}; nothing counted")
             none = np.array([], np.int64)
-            return Replies(none, None, buffers, sent + base + 0 * rnd.ids, events=(event,) * runs)
+            return Replies(none, None, buffers, sent + base, events=(event,) * runs)
         rnd = replace(rnd, overwrite=False)
         before = self.states.take(rnd.rows, rnd.ids.shape)
         new, up, beside = self._work(rnd, down, buffers, self.how(cohort))
@@ -255,7 +246,7 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
             np.arange(cohort),
             weighted(mean, rnd),
             None if buffers is None or changed is None else buffers + changed,
-            sent + base + 0 * rnd.ids,
+            sent + base,
             np.full(rnd.ids.shape, received),
             (told,) if clipped else (),
         )
@@ -292,8 +283,8 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         tasks = []
         for part in np.array_split(np.arange(cohort), min(cohort, len(self._pool))):
             share = rnd.subset(part)
-            own = self.states.take(share.rows, share.ids.shape)
-            tasks.append((own, wire.of_clients(down, part), buffers, share))
+            state = self.states.take(share.rows, share.ids.shape)
+            tasks.append((state, wire.of_clients(down, part), buffers, share))
         return _joined(self._pool.map(tasks))
 
     def close(self) -> None:
@@ -308,34 +299,28 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
 
     def clients(self) -> Any:
         """The states of all clients, (runs, N, size)."""
-        return self.states.take_all(self.shape)
+        return self.states.take(None, self.shape)
 
 
 def _one_by_one(
-    method: Method,
-    problem: Problem,
-    state: Any,
-    down: Any,
-    buffers: Vector | None,
-    rnd: Round,
+    method: Method, problem: Problem, state: Any, down: Any, buffers: Vector | None, rnd: Round
 ) -> Answer:
     """Several clients in turn."""
     parts = []
     for place in range(rnd.ids.shape[1]):
-        own = {name: part[:, place : place + 1] for name, part in vars(state).items()}
         one = rnd.subset(np.array([place]))
-        sent = wire.of_clients(down, np.array([place]))
-        parts.append(local_work(method, problem, type(state)(**own), sent, buffers, one))
+        own, sent = wire.pick(state, place), wire.of_clients(down, np.array([place]))
+        parts.append(local_work(method, problem, own, sent, buffers, one))
     return _joined(parts)
 
 
 def _joined(parts: list[Answer]) -> Answer:
     """Several answers as one."""
-    states = None if parts[0][0] is None else wire.gather([part[0] for part in parts])
-    return states, wire.gather([part[1] for part in parts]), _beside([part[2] for part in parts])
+    states, ups, buffers = zip(*parts, strict=True)
+    return wire.gather([*states]), wire.gather([*ups]), _beside(buffers)
 
 
-def _beside(buffers: list[Vector | None]) -> Vector | None:
+def _beside(buffers: Sequence[Vector | None]) -> Vector | None:
     """The clients' buffers as one vector."""
     known = [one for one in buffers if one is not None]
     return torch.cat(known, 1) if known else None

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from fedspan.core import system
+from fedspan.core.bundle import Bundle
 from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.files import disk_errors, make_dir, read_at, remove, write_at
 from fedspan.core.layout import Vector
@@ -50,7 +51,7 @@ class ClientStates:
         own: bool = False,
         without: Collection[str] = (),
     ) -> None:
-        self.kind, self.tables, self.fixed = type(first), dict[str, Table](), dict[str, Vector]()
+        self.tables, self.fixed = dict[str, Table](), dict[str, Vector]()
         for name, part in vars(first).items():
             if not part.numel() or name in without:
                 self.fixed[name] = part[0]
@@ -59,23 +60,15 @@ class ClientStates:
             else:
                 path = folder / f"{name}.states"
                 self.tables[name] = OnDisk(path, part[0], count, resume=resume, own=own)
-        self._fixed: dict[tuple[int, ...], dict[str, Vector]] = {}  # for so many runs and clients
 
-    def take(self, rows: Rows, shape: tuple[int, ...]) -> Any:
-        """The states of rows, (runs, clients, size), to be read before the next `put`."""
-        parts = {name: table.take(rows).view(*shape, -1) for name, table in self.tables.items()}
-        return self._state(parts, shape)
-
-    def take_all(self, shape: tuple[int, ...]) -> Any:
-        """The states of all rows, in memory; for small populations."""
-        parts = {name: table.take_all().view(*shape, -1) for name, table in self.tables.items()}
-        return self._state(parts, shape)
-
-    def _state(self, parts: dict[str, Vector], shape: tuple[int, ...]) -> Any:
-        if (fixed := self._fixed.get(shape)) is None:
-            fixed = {name: part.expand(*shape, -1) for name, part in self.fixed.items()}
-            self._fixed[shape] = fixed
-        return self.kind(**parts, **fixed)
+    def take(self, rows: Rows | None, shape: tuple[int, ...]) -> Bundle:
+        """The states of rows, (runs, clients, size), to be read before the next `put`; of all rows by default."""
+        parts = dict[str, Vector]()
+        for name, table in self.tables.items():
+            parts[name] = table.take(rows).view(*shape, -1)
+        for name, part in self.fixed.items():
+            parts[name] = part.expand(*shape, -1)
+        return Bundle(**parts)
 
     def put(self, rows: Rows, states: Any) -> None:
         """Overwrites the states of rows."""
@@ -131,9 +124,8 @@ class InMemory:
 
     def __init__(self, first: torch.Tensor, count: int) -> None:
         self.first, self.count, self.used = first.reshape(1, -1), count, 0
-        self.places = np.full(
-            count, -1, np.int64
-        )  # of each row in `values`; -1: it is still the first state
+        # of each row in `values`; -1: it is still the first state
+        self.places = np.full(count, -1, np.int64)
         self.rows = np.empty(count, np.int64)  # the inverse
         try:
             self.values = first.new_empty(count, first.shape[-1])
@@ -145,7 +137,11 @@ class InMemory:
             ) from None
         self._latest: tuple[Rows | None, torch.Tensor] = (None, torch.empty(0))
 
-    def take(self, rows: Rows) -> torch.Tensor:
+    def take(self, rows: Rows | None) -> torch.Tensor:
+        if rows is None:
+            every = self.first.expand(self.count, -1).clone()
+            every[self.rows[: self.used]] = self.values[: self.used]
+            return every
         places = self._places(rows)
         if len(rows) == 1:  # a large model's state is not copied
             return self.values[int(places) :][:1]
@@ -163,7 +159,7 @@ class InMemory:
         if rows is self._latest[0]:  # a cohort is put back where it was taken
             return self._latest[1]
         places = self.places[rows]
-        if self.used < self.count and places.min() < 0:
+        if self.used < self.count and places.min(initial=0) < 0:
             new = rows[places < 0]
             start, self.used = self.used, self.used + len(new)
             self.rows[start : self.used] = new
@@ -172,12 +168,6 @@ class InMemory:
             places = self.places[rows]
         self._latest = (rows, torch.from_numpy(places))
         return self._latest[1]
-
-    def take_all(self) -> torch.Tensor:
-        every = self.first.expand(self.count, -1).clone()
-        return every.index_copy_(
-            0, torch.from_numpy(self.rows[: self.used]), self.values[: self.used]
-        )
 
     def saved(self) -> None:
         """Nothing is on disk."""
@@ -194,12 +184,9 @@ class InMemory:
     def load(self, saved: Arrays) -> None:
         check_forms(saved, {"rows": torch.zeros(0, dtype=torch.int64), "values": self.values[:0]})
         check_rows(saved["rows"], len(saved["values"]), self.count)
-        self.used = len(saved["rows"])
-        self.rows[: self.used] = saved["rows"].numpy()
         self.places.fill(-1)
-        self._latest = (None, torch.empty(0))
-        self.places[self.rows[: self.used]] = np.arange(self.used)
-        self.values[: self.used] = saved["values"]
+        self.used, self._latest = 0, (None, torch.empty(0))
+        self.put(saved["rows"].numpy(), saved["values"])
 
 
 class OnDisk:
@@ -209,6 +196,8 @@ class OnDisk:
     to a free slot. So a killed run finds the rows of its last checkpoint. The checkpoint holds the slot and a checksum
     of every row; a row that is not what it says, because of a damaged or foreign file, is refused when it is read.
     """
+
+    file = -1  # opened when there is something to write
 
     def __init__(
         self, path: Path, first: torch.Tensor, count: int, *, resume: bool, own: bool = False
@@ -224,24 +213,19 @@ class OnDisk:
         self.end, self.free = 0, list[int]()  # slots of the file, and those that hold nothing
         self.kept = set[int]()  # slots of the last checkpoint on disk, and of later ones
         self.id = secrets.randbits(56)
-        self.file = -1  # opened when there is something to write
 
     def __del__(self) -> None:
-        if hasattr(self, "file"):
-            self.close()
+        self.close()
 
     def close(self) -> None:
         if self.file >= 0:
             os.close(self.file)
         self.file = -1
 
-    def take(self, rows: Rows) -> torch.Tensor:
-        if len(rows) == 1:  # a large model's state is not copied
-            return self._read(int(rows[0])).unsqueeze(0)
-        return torch.stack([self._read(row) for row in rows.tolist()])
-
-    def take_all(self) -> torch.Tensor:
-        return self.take(np.arange(self.count))
+    def take(self, rows: Rows | None) -> torch.Tensor:
+        found = [self._read(row) for row in (range(self.count) if rows is None else rows.tolist())]
+        # a large model's state is not copied
+        return found[0].unsqueeze(0) if len(found) == 1 else torch.stack(found)
 
     def put(self, rows: Rows, values: torch.Tensor) -> None:
         with disk_errors(self.path):
@@ -291,10 +275,7 @@ class OnDisk:
             )
         for name, most in (("rows", self.count), ("places", slots)):
             check_rows(saved[name], len(saved["checksums"]), most)
-        self.places, self.checksums = (
-            np.full(self.count, -1, np.int64),
-            np.zeros(self.count, np.int64),
-        )
+        self.places.fill(-1)
         self.places[rows], self.checksums[rows] = saved["places"], saved["checksums"]
         self.latest, self.end = set(saved["places"].tolist()), slots
         self.saved()

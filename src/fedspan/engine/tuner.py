@@ -39,10 +39,6 @@ ALIKE = 0.85  # a trial that falls this share of the largest fall is as fast
 MARGIN = 3.0  # factor from the lowest rate that diverged, where only a loss is known
 DEEP = 8.0  # decrease of an error's logarithm that ends in noise
 DEEPER = 16.0  # factor by which a transient ends below its floor: too small a rate costs more than too large a one
-LONG_TRIALS = {
-    True: 4,
-    False: 3,
-}  # that the second half of the budget pays for, by whether the error is known
 
 
 # ---- a given grid
@@ -68,17 +64,19 @@ def halve(
     found, left = list(lengths), set(range(len(lengths)))
     for share, behind in stages.items():
         ends = [stage_end(*one, share) for one in zip(lengths, evaluated, strict=True)]
-        made = {}
+        made: dict[int, list[float]] = {}  # how far the measure has come; each is the mean of a few
         for n in sorted(left):
             known = values(n, ends[n])
             if known is None:
                 return [ends[n] if n in left else rounds for n, rounds in enumerate(found)]
             if np.isfinite(known[:, -1]).all():  # if not, its run has ended
-                made[n] = _progress(known, last)
-        best = max((float(one[-1]) for one in made.values()), default=0.0)
+                better = (known[:, :1] - known).mean(0)
+                few, count = last(len(better)), range(1, len(better) + 1)
+                made[n] = [float(better[max(0, end - few) : end].mean()) for end in count]
+        best = max((one[-1] for one in made.values()), default=0.0)
         for n, one in made.items():
             third = max(1, len(one) // 3)
-            pace = max(0.0, float(one[-1] - one[-1 - third]) / third)
+            pace = max(0.0, (one[-1] - one[-1 - third]) / third)
             at_the_end = one[-1] + pace * (len(one) - 1) * (1 / share - 1)
             if one[-1] < behind * best and at_the_end < best:
                 found[n] = ends[n]
@@ -89,13 +87,6 @@ def halve(
 def stage_end(rounds: int, evaluated: int, share: float) -> int:
     """Return the last round with an evaluation in a share of the rounds."""
     return max(1, int(share * rounds / evaluated)) * evaluated
-
-
-def _progress(values: Floats, last: Callable[[int], int]) -> Floats:
-    """How far the measure has come at every evaluation; each is the mean of a few."""
-    better = (values[:, :1] - values).mean(0)
-    few = last(len(better))
-    return np.array([better[max(0, n - few) : n].mean() for n in range(1, len(better) + 1)])
 
 
 # ---- a learning rate
@@ -139,40 +130,35 @@ def find_lr(
         measure: What is measured, in words.
         known: Whether it is the error itself.
     """
-    trials: list[Trial] = []
-
-    def left() -> int:
-        return budget - sum(trial.rounds for trial in trials)
-
     # short trials, until the best rate lies inside the grid
-    short, lr = min(rounds, max(2, budget // 30)), start
+    short, lr, left = min(rounds, max(2, budget // 30)), start, budget
     grid: dict[float, Trial] = {}
-    while left() >= max(short, budget / 2):
+    while left >= max(short, budget / 2):
         grid[lr] = run(lr, short, False)
-        trials.append(grid[lr])
-        best = _lowest(trials)
+        left -= grid[lr].rounds
+        best = _lowest(grid.values())
         if best.fall() <= 0 or best.lr == min(grid):
             lr = min(grid) / 2
         elif best.lr == max(grid):
             lr = max(grid) * 2
         else:
             break
-    if all(one.diverged for one in trials):
+    if all(one.diverged for one in grid.values()):
         raise SpecError(
             f"every rate down to {min(grid):g} diverged in the search; set `search.start` lower"
         )
-    lr = _lowest(trials).lr
-    edge = min((one.lr for one in trials if one.diverged), default=math.inf)
+    lr = _lowest(grid.values()).lr
+    edge = _lowest_diverged(grid.values())
     # whether the server scales its own steps: none diverges, and a four times larger one does no more
     scaled = edge == math.inf and 4 * lr in grid and grid[4 * lr].fall() >= ALIKE * grid[lr].fall()
     while not known and lr > edge / MARGIN:
         lr /= 2
     # longer trials, downward until they are behind
-    long = max(short, min(rounds, left() // LONG_TRIALS[known]))
+    long = max(short, min(rounds, left // (4 if known else 3)))
     longer: list[Trial] = []
-    while left() >= long:
+    while left >= long:
         longer.append(run(lr, long, True))
-        trials.append(longer[-1])
+        left -= longer[-1].rounds
         most = max(one.fall() for one in longer)
         least = min(ALIKE * most, DEEP * long / rounds if known and scaled else math.inf)
         if most > 0 and longer[-1].fall() < least:
@@ -184,7 +170,7 @@ def find_lr(
             f"no rate down to {longer[-1].lr:g} lowers the {measure}; set `search.start` lower"
         )
     if not known:
-        edge = min((one.lr for one in trials if one.diverged), default=math.inf)
+        edge = _lowest_diverged([*grid.values(), *longer])
         return _lowest([one for one in stable if one.lr <= edge / MARGIN] or stable).lr
     if not scaled:
         return _for_longer(_lowest(stable), rounds)
@@ -203,6 +189,10 @@ def _lowest(trials: Iterable[Trial]) -> Trial:
     most = max(one.fall() for one in trials)
     least = ALIKE * most if most > 0 else most
     return min((one for one in trials if one.fall() >= least), key=lambda one: one.lr)
+
+
+def _lowest_diverged(trials: Iterable[Trial]) -> float:
+    return min((one.lr for one in trials if one.diverged), default=math.inf)
 
 
 def _for_longer(trial: Trial, rounds: int) -> float:

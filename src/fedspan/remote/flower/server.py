@@ -342,8 +342,6 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         spec,
         resume=config.resume,
         checkpoint_every=config.checkpoint_every,
-        retry_diverged=True,
-        signals=False,
     )
     log.info("fedspan %s; results in %s", result.status, run_dir)
     return result
