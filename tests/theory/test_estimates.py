@@ -10,7 +10,7 @@ import torch
 
 from fedspan.nn.models import build, mlp
 from fedspan.tasks.regression import Regression
-from fedspan.theory.estimates import Effort, estimate, smoothness, variance
+from fedspan.theory.estimates import estimate, smoothness, variance
 from fedspan.theory.gradient_probe import all_clients
 from support.loops import settings, small
 from support.networks import network
@@ -71,7 +71,7 @@ def test_smoothness_of_a_network_against_its_hessian() -> None:
         torch.nn.Flatten(), torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 10)
     )
     problem = network(model, 2, 32, 32, (6,))
-    found = estimate(problem, Effort(clients=2, examples=32, iterations=200))
+    found = estimate(problem, clients=2, examples=32, iterations=200)
     names = [block.name for block in problem.layout.blocks]
     for place, source in enumerate(problem.client_data):
         inputs, targets = source.take(torch.arange(32))

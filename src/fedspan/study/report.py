@@ -148,14 +148,19 @@ def _of_runs(title: str, series: list[Series], metric: str | None) -> Section:
     variants = [Variant(one.label, one.label, "", {}, {}) for one in series]
     part = Part(name="runs", base=series[0].spec, variants=variants, metric=metric, goal=goal)
     entries, notes = [], []
-    best = tables.best_first(part, series)  # the best ones get the most distinct colors
-    for n, one in enumerate(series):
+    for one in series:
         curve = one.curve(metric)
-        drawn = dataclasses.replace(one.thin(), color=COLORS[best.index(n) % len(COLORS)])
-        ends = curve.tail(1), curve.best(goal)
-        entries.append(Entry(0, one.label, drawn, *ends, **one.costs))
+        entries.append(
+            Entry(0, one.label, one.thin(), curve.tail(1), curve.best(goal), **one.costs)
+        )
         for seed, t in one.unfinished.items():
             notes.append(f"{one.label}: seed {seed} is at round {t} of {one.spec['rounds']}")
+    best = tables.ranked(part, entries)  # the best ones get the most distinct colors
+    for n, entry in enumerate(entries):
+        color = COLORS[best.index(entry) % len(COLORS)]
+        entries[n] = dataclasses.replace(
+            entry, series=dataclasses.replace(entry.series, color=color)
+        )
     table = dataclasses.replace(tables.runs(part, entries), title="")
     return Section(title, "", [table], notes, [], part, entries)
 

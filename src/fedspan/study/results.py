@@ -13,6 +13,7 @@ import gzip
 import json
 import tomllib
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,9 @@ class Entry:
         """The rows that count, in the metric of the part."""
         curve = self.series.curve(part.metric)
         return part.inside(curve) if self.until is None else curve.until(self.until)
+
+
+Entries = Sequence[Entry]
 
 
 @dataclass(frozen=True)

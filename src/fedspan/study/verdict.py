@@ -21,7 +21,7 @@ from fedspan.engine.history import HELD_OUT
 from fedspan.study.budget import sized
 from fedspan.study.curves import Floats, Table
 from fedspan.study.model import Part, settings
-from fedspan.study.results import Entry
+from fedspan.study.results import Entries, Entry
 from fedspan.study.tables import name_of, ranked, scale_of, shown
 from fedspan.study.tuning import edges
 
@@ -41,7 +41,7 @@ DATA = {
 }
 
 
-def said(part: Part, entries: Sequence[Entry]) -> list[str]:
+def said(part: Part, entries: Entries) -> list[str]:
     """Return one sentence per question: which method, and what to know about that answer."""
     if len(part.rows) > 1 or not entries:
         return _best_by_row(part, entries)
@@ -49,7 +49,7 @@ def said(part: Part, entries: Sequence[Entry]) -> list[str]:
     return [text for about in questions if (text := about(part, entries))]
 
 
-def _best_by_row(part: Part, entries: Sequence[Entry]) -> list[str]:
+def _best_by_row(part: Part, entries: Entries) -> list[str]:
     """Return which methods have the best mean in how many rows; nothing where rows compare costs or one method."""
     winners: list[str] = []
     for number, row in enumerate(part.rows):
@@ -66,7 +66,7 @@ def _best_by_row(part: Part, entries: Sequence[Entry]) -> list[str]:
     return [f"{most} mean {name_of(part.metric)}: {_listed(named)}{of_rows} rows."]
 
 
-def _choice(part: Part, entries: Sequence[Entry]) -> str:
+def _choice(part: Part, entries: Entries) -> str:
     """Return which method to take."""
     whole = [one for one in ranked(part, entries) if one.final.whole]
     if not whole:
@@ -145,7 +145,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _noise(part: Part, entries: Sequence[Entry]) -> str:
+def _noise(part: Part, entries: Entries) -> str:
     """Return what the intervals over seeds leave out."""
     means = [one.final.mean for one in entries if one.final.whole]
     sizes = {one.test_examples for one in entries if one.test_examples is not None}
@@ -160,7 +160,7 @@ def _noise(part: Part, entries: Sequence[Entry]) -> str:
     return f"{start}: another test set of that size would move the best accuracy by about ± {half:.1f} points."
 
 
-def _edge(part: Part, entries: Sequence[Entry]) -> str:
+def _edge(part: Part, entries: Entries) -> str:
     """Return which best settings lie at an end of their grid."""
     found = []
     for one in entries:
@@ -174,7 +174,7 @@ def _edge(part: Part, entries: Sequence[Entry]) -> str:
     return f"{_listed(found)} {verb}: a better value may lie beyond."
 
 
-def _lost(part: Part, entries: Sequence[Entry]) -> str:
+def _lost(part: Part, entries: Entries) -> str:
     """Return which methods have no result, or one far below the budget."""
     found = []
     for one in entries:
@@ -196,7 +196,7 @@ def _lost(part: Part, entries: Sequence[Entry]) -> str:
     return f"{'; '.join(found)}." if found else ""
 
 
-def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
+def _little_to_gain(_part: Part, entries: Entries) -> str:
     """Return which methods of a subspace send almost all parameters."""
     found = []
     for one in entries:
@@ -213,7 +213,7 @@ def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
     return f"{'; '.join(found)}: biases, small tensors and the output head are sent in full."
 
 
-def _how(part: Part, entries: Sequence[Entry]) -> str:
+def _how(part: Part, entries: Entries) -> str:
     """Return by what the settings were chosen; or that methods run with one step size, which may not suit all."""
     if any(one.tried for one in entries):
         same = ", the metric of the results"
@@ -291,7 +291,7 @@ def described(part: Part) -> str:
     return " ".join(parts)
 
 
-def standing(part: Part, entries: Sequence[Entry]) -> str:
+def standing(part: Part, entries: Entries) -> str:
     """Return the run with the best last value and how far it is; empty if all runs diverged or failed."""
     best = ranked(part, entries)[0]
     if not best.final.whole:

@@ -23,18 +23,14 @@ from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.identity import Identity
 from fedspan.servers.mean import Mean
 from fedspan.theory import corollary, theorem
-from fedspan.theory.estimates import Effort, Estimates, estimate
+from fedspan.theory.estimates import Estimates, estimate
 from fedspan.theory.setting import Setting, Steps
 from fedspan.theory.theorem import Condition
 from fedspan.uplinks.plain import Plain
 
 FORECAST_RHO = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
-ISOTROPIC = (
-    "identity",
-    "gaussian",
-    "coordinate",
-    "hadamard",
-)  # projectors with E[PᵀP] = ρI, drawn without the data
+# Projectors with E[PᵀP] = ρI, drawn without the data.
+ISOTROPIC = ("identity", "gaussian", "coordinate", "hadamard")
 PLAIN = "the proof is for plain SGD steps"
 CONSTANT = "the theorem is for constant steps; the conditions are checked for `lr`"
 # Settings of a method, of `Training` and of `Participation` → the value that the theorem covers, and why no other.
@@ -86,18 +82,18 @@ class Diagnosis:
 
 def diagnose(
     method: Method, problem: Problem, clients_per_round: int, rounds: int,
-    target: float | None = None, effort: Effort | None = None, settings: Settings | None = None,
+    target: float | None = None, settings: Settings | None = None,
 ) -> Diagnosis:  # fmt: skip
     """Check a method's step sizes against the theorem; the safe ones where its `lr` is not a number.
 
     `target` is the ‖∇F‖ of the forecasts, a tenth of ‖∇F(x⁰)‖ by default. `settings` are those of the run.
     """
-    found = estimate(problem, effort)
+    found = estimate(problem)
     setting = setting_of(found, method, problem, clients_per_round, rounds)
-    safe = safe_steps(setting)
-    steps, priced = safe, method
+    steps = safe = safe_steps(setting)
+    priced: Any = method
     if isinstance(method.lr, str):
-        priced = dataclasses.replace(method, lr=safe.local)  # type: ignore[type-var]
+        priced = dataclasses.replace(priced, lr=safe.local)
     else:
         server_lr = _at(method, "server.lr", getattr(method, "server_lr", 1.0))
         steps = Steps.of(method.lr, server_lr, method.local_steps)
@@ -110,31 +106,26 @@ def diagnose(
         several = 4 * problem.clients // clients_per_round
         rates = cost(one, problem, clients_per_round, several, problem.seeds[0])
         proved = theorem.rounds_to_proved(there, wanted**2)
-        printed, sent = corollary.rounds_to(there, wanted**2), clients_per_round * proved
+        sent, printed = clients_per_round * proved, corollary.rounds_to(there, wanted**2)
         up, down = rates.up_round * sent, rates.down_round * sent
         forecast.append(Guarantee(rho, printed, proved, up, down))
     return Diagnosis(
-        estimates=found, setting=setting, steps=steps, conditions=theorem.conditions(setting, steps),
-        proved=theorem.conditions_proved(setting, steps), safe=safe, bound=corollary.bound(setting),
-        bound_proved=theorem.bound_proved(setting, safe), target=wanted, forecast=forecast,
-        warnings=outside_theory(method, problem, clients_per_round, settings),
+        found, setting, steps, theorem.conditions(setting, steps), theorem.conditions_proved(setting, steps),
+        safe, corollary.bound(setting), theorem.bound_proved(setting, safe), wanted, forecast,
+        outside_theory(method, problem, clients_per_round, settings),
     )  # fmt: skip
 
 
 def corollary_lr(
-    method: Method,
-    problem: Problem,
-    clients_per_round: int,
-    rounds: int,
-    settings: Settings | None = None,
-) -> tuple[float, float]:
+    method: Method, problem: Problem, clients_per_round: int, rounds: int, settings: Settings | None = None
+) -> tuple[float, float]:  # fmt: skip
     """`lr` and `server.lr` of the safe steps for a run; SpecError for methods and settings that they do not cover."""
     rule = "lr = 'auto' is the step size of the convergence theorem, which does not cover"
     if not isinstance(method, Box) or not _controlled(method):
         raise SpecError(f"{rule} {registry.name_of(method)}; use lr = 'search'")
     if found := uncovered(method, settings, sampled=clients_per_round < problem.clients):
-        values = " and ".join(f"{name} {value}" for name, (value, _, _) in found.items())
-        remedy = " and ".join(f"{name} to {covered}" for name, (_, covered, _) in found.items())
+        values = " and ".join(f"{name} {value}" for name, value, _, _ in found)
+        remedy = " and ".join(f"{name} to {covered}" for name, _, covered, _ in found)
         raise SpecError(f"{rule} {values}; use lr = 'search', or set {remedy}")
     if method.server.lr != 1.0:
         raise SpecError(
@@ -165,7 +156,7 @@ def setting_of(
 
 def rho_of(method: Method, layout: Layout) -> float:
     """ρ of the narrowest block: the proof needs E[PᵀP] ⪰ ρI only, and wider blocks satisfy it."""
-    return min(_block_rhos(method, layout), default=1.0)
+    return min(_block_rhos(method, layout))
 
 
 def _controlled(method: Method) -> bool:
@@ -179,11 +170,11 @@ def _space(method: Method) -> Projector | None:
     return None if isinstance(space, Identity) else space
 
 
-def _block_rhos(method: Method, layout: Layout) -> list[float]:
+def _block_rhos(method: Method, layout: Layout) -> set[float]:
     if (space := _space(method)) is None:
-        return []
+        return {1.0}
     sizes = draw(space, layout, (0,), 0).sizes
-    return [size / block.size for size, block in zip(sizes, layout.blocks, strict=True)]
+    return {size / block.size for size, block in zip(sizes, layout.blocks, strict=True)}
 
 
 def _at(owner: Any, name: str, default: Any) -> Any:
@@ -193,35 +184,31 @@ def _at(owner: Any, name: str, default: Any) -> Any:
     return owner
 
 
-def _named(value: Any) -> str:
-    return shown(registry.name_of(value) if registry.is_registered(value) else value)
-
-
 def uncovered(
     method: Method, settings: Settings | None, *, sampled: bool
-) -> dict[str, tuple[str, str, str]]:
-    """Settings with which a run is not that of the theorem → their value, one that is covered, and why it matters."""
+) -> list[tuple[str, str, str, str]]:
+    """(setting, its value, one that is covered, why it matters) of all with which a run is not the theorem's."""
     owners = [method] if settings is None else [method, settings.training, settings.participation]
-    found = {}
+    found = []
     for name, (covered, why) in COVERED.items():
         for value in (_at(owner, name, covered) for owner in owners):
-            if value != covered and not (
-                registry.is_registered(value) and type(value) is type(covered)
-            ):
-                found[f"`{name}`"] = (_named(value), _named(covered), why)
+            choice = registry.is_registered(value)
+            if type(value) is not type(covered) if choice else value != covered:
+                words = [
+                    shown(registry.name_of(one) if registry.is_registered(one) else one)
+                    for one in (value, covered)
+                ]
+                found.append((f"`{name}`", *words, why))
     if sampled and _at(method, "drift.rule", "exact") == "paper":
         why = "with sampled clients it breaks c = mean c_i, which every lemma uses"
-        found["`drift.rule`"] = ("'paper'", "'exact'", why)
+        found.append(("`drift.rule`", "'paper'", "'exact'", why))
     if settings is not None and settings.dp is not None:
-        found["`privacy`"] = (
-            "with a clip",
-            shown(None),
-            "the proof knows no clipped replies and no noise on them",
-        )
+        why = "the proof knows no clipped replies and no noise on them"
+        found.append(("`privacy`", "with a clip", "None", why))
     space = _space(method)
     if space is not None and (kind := registry.name_of(space)) not in ISOTROPIC:
         why = "it is not known to have E[PᵀP] = ρI independently of the data and of earlier rounds (A3)"
-        found["`space`"] = (shown(kind), "'coordinate'", why)
+        found.append(("`space`", shown(kind), "'coordinate'", why))
     return found
 
 
@@ -229,23 +216,19 @@ def outside_theory(
     method: Method, problem: Problem, clients_per_round: int, settings: Settings | None = None
 ) -> list[str]:
     """In what a run differs from what the theorem covers, one sentence each."""
-    sampled = clients_per_round < problem.clients
+    sampled, name = clients_per_round < problem.clients, registry.name_of(method)
     departures = uncovered(method, settings, sampled=sampled)
-    found = [f"{name} {value}: {why}" for name, (value, _, why) in departures.items()]
-    if not _controlled(method):
-        name = registry.name_of(method)
-        found.insert(
-            0,
-            f"`{name}` is not the method of the theorem, which needs client controls: ssf, or scaffold as ρ = 1",
-        )
-    cases = {
-        f"partial participation, {clients_per_round} of {problem.clients}: the theorem is for all clients per round; "
-        "the sufficient conditions are those of docs/theory.md for sampled clients, the bounds those of all clients":
-            sampled,
-        "clients have different weights: the theorem is for a plain mean": problem.weights is not None,
-        "mini-batches are shuffled passes, not independent draws (A2); L was estimated at x⁰ only (A1)":
-            problem.cohort_mode == "per_client",
-    }  # fmt: skip
-    if len(set(_block_rhos(method, problem.layout))) > 1:
-        cases["blocks have different shares of directions; ρ is the smallest of them"] = True
-    return found + [text for text, applies in cases.items() if applies]
+    cases = [
+        (not _controlled(method), f"`{name}` is not the method of the theorem, which needs client controls: "
+         "ssf, or scaffold as ρ = 1"),
+        *((True, f"{setting} {value}: {why}") for setting, value, _, why in departures),
+        (sampled, f"partial participation, {clients_per_round} of {problem.clients}: the theorem is for all clients "
+         "per round; the sufficient conditions are those of docs/theory.md for sampled clients, the bounds those of "
+         "all clients"),
+        (problem.weights is not None, "clients have different weights: the theorem is for a plain mean"),
+        (problem.cohort_mode == "per_client", "mini-batches are shuffled passes, not independent draws (A2); L was "
+         "estimated at x⁰ only (A1)"),
+        (len(_block_rhos(method, problem.layout)) > 1, "blocks have different shares of directions; ρ is the smallest "
+         "of them"),
+    ]  # fmt: skip
+    return [text for applies, text in cases if applies]

@@ -21,17 +21,8 @@ from fedspan.core.objective import Problem
 from fedspan.theory.gradient_probe import GradientProbe, all_clients
 
 Floats = npt.NDArray[np.float64]
+DRAWS = 8  # mini-batches of each client for σ², and 8 times as many of batched ones
 CONVERGED = 0.005  # relative change of the eigenvalue at which power iteration stops
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How much data the estimates use. `clients` and `examples` apply only where clients are computed one by one."""
-
-    clients: int = 4
-    examples: int = 64  # per client, for L
-    draws: int = 8  # mini-batches per client, for σ²
-    iterations: int = 20  # of power iteration
 
 
 @dataclass(frozen=True)
@@ -55,34 +46,42 @@ class Estimates:
     grad_sq: Estimate  # ‖∇F(x⁰)‖²
 
 
-def estimate(problem: Problem, effort: Effort | None = None) -> Estimates:
-    """All constants of a problem; the worst of several runs."""
-    effort = effort or Effort()
+def estimate(
+    problem: Problem, clients: int = 4, examples: int = 64, iterations: int = 20
+) -> Estimates:
+    """All constants of a problem; the worst of several runs.
+
+    Args:
+        problem: The problem.
+        clients: How many are sampled where they are computed one by one.
+        examples: Of each client, for L, also there only.
+        iterations: Of power iteration.
+    """
     whole = problem.cohort_mode == "batched"
-    probe = all_clients(problem) if whole else _sample(problem, effort.clients)
+    probe = all_clients(problem)
+    if not whole and clients < problem.clients:
+        key = np.array([seeds.key(problem.seeds[0], "estimates")], np.uint64)
+        probe = GradientProbe(problem, seeds.choose(key, problem.clients, clients)[0])
     count = len(probe.clients)
     who = "all clients" if count == problem.clients else f"{count} of {problem.clients} clients"
-    each, mean, how = _smoothness(problem, probe, effort)
-    draws = probe.batch_grads(problem.x0, 8 * effort.draws if whole else effort.draws)
+    each, mean, how = _smoothness(problem, probe, examples, iterations)
+    draws = probe.batch_grads(problem.x0, 8 * DRAWS if whole else DRAWS)
     sigma2, error = variance(draws)
-    grads = probe.full_grads(problem.x0) if whole else torch.stack(draws).mean(0)
-    size = f"{len(draws)} mini-batches of {who}"
-    exact = f"all data of {who}" if whole else size
-    bias = (
-        0.0 if whole else float(sigma2.mean()) / len(draws)
-    )  # noise adds this to the squared norm of a mean
-    control = max(0.0, float(grads.double().square().sum(-1).mean()) - bias)
-    mean_grad = grads.double().mean(1).square().sum(-1).max()
+    grads, bias = torch.stack(draws).mean(0), float(sigma2.mean()) / len(draws)
+    size = exact = f"{len(draws)} mini-batches of {who}"
+    if whole:
+        grads, bias, exact = probe.full_grads(problem.x0), 0.0, f"all data of {who}"
+    grads = grads.double()
+    control = float(grads.square().sum(-1).mean()) - bias  # noise adds it to the square of a mean
+    noisiest = f"± {100 * error:.0f} %, the noisiest client; {size}, at x⁰"
     return Estimates(
         L=Estimate(float(each.max()), how),
         L_mean=Estimate(float(mean.max()), how),
         L_each=each,
-        sigma2=Estimate(
-            float(sigma2.max()), f"± {100 * error:.0f} %, the noisiest client; {size}, at x⁰"
-        ),
+        sigma2=Estimate(float(sigma2.max()), noisiest),
         gap=_gap(problem),
-        control=Estimate(control, f"controls at zero: mean ‖∇f_i(x⁰)‖²; {exact}"),
-        grad_sq=Estimate(float(mean_grad), exact),
+        control=Estimate(max(0.0, control), f"controls at zero: mean ‖∇f_i(x⁰)‖²; {exact}"),
+        grad_sq=Estimate(float(grads.mean(1).square().sum(-1).max()), exact),
     )
 
 
@@ -120,43 +119,36 @@ def variance(draws: list[Vector]) -> tuple[Floats, float]:
 
 
 def _smoothness(
-    problem: Problem, probe: GradientProbe, effort: Effort
+    problem: Problem, probe: GradientProbe, examples: int, iterations: int
 ) -> tuple[Floats, Floats, str]:
     known = problem.smoothness()
     if known is not None:
         return *known, "exact: the Hessians are known"
-    size = getattr(problem, "batch", effort.examples)
-    batches = max(1, round(effort.examples / size))
-    x = problem.x0.expand(-1, len(probe.clients), -1)
-    each, v, how = smoothness(lambda y: probe.mean_grads(y, batches), x, effort.iterations)
+    size = getattr(problem, "batch", examples)
+    batches = max(1, round(examples / size))
+
+    def grad(y: Vector) -> Vector:
+        return probe.mean_grads(y, batches)
+
+    def mean_grad(y: Vector) -> Vector:
+        return grad(y).mean(1, keepdim=True)
+
+    x = problem.x0
+    each, v, how = smoothness(grad, x.expand(-1, len(probe.clients), -1), iterations)
     near = v.mean(1, keepdim=True)  # a good start: F curves most where its clients do
-    mean, *_ = smoothness(
-        lambda y: probe.mean_grads(y, batches).mean(1, keepdim=True),
-        problem.x0,
-        effort.iterations // 3,
-        near,
-    )
+    mean, *_ = smoothness(mean_grad, x, iterations // 3, near)
     note = f"{how}; {batches * size} examples of {len(probe.clients)} clients; at x⁰ only, L changes during training"
     return each, mean[:, 0], note
 
 
 def _gap(problem: Problem) -> Estimate:
-    known, where = problem.evaluate(problem.x0, problem.buffers0).get("loss"), "on the test set"
+    start = problem.x0, problem.buffers0
+    known, where = problem.evaluate(*start).get("loss"), "on the test set"
     if known is None:
-        known, where = (
-            problem.training_loss(problem.x0, problem.buffers0),
-            "on a sample of the training data",
-        )
+        known, where = problem.training_loss(*start), "on a sample of the training data"
     if known is None:
         return Estimate(0.0, "unknown: the problem reports no loss")
     best = problem.lowest()
     if best is None:
         return Estimate(float(known.max()), f"upper bound: loss of x⁰ {where}, with F* = 0")
     return Estimate(float((known - best).max()), "exact: F* is known")
-
-
-def _sample(problem: Problem, count: int) -> GradientProbe:
-    key = np.array([seeds.key(problem.seeds[0], "estimates")], np.uint64)
-    return GradientProbe(
-        problem, seeds.choose(key, problem.clients, min(count, problem.clients))[0]
-    )

@@ -33,12 +33,11 @@ class GradientProbe:
 
     def mean_grads(self, x: Vector, batches: int) -> Vector:
         """∇f_i(x), the mean over a few mini-batches, which are the same at every x."""
-        return self._per_client(
-            x,
-            lambda f, y: (
-                sum((f.grad(y) for _ in range(batches)), start=torch.zeros_like(y)) / batches
-            ),
-        )
+
+        def mean(f: Objective, y: Vector) -> Vector:
+            return sum((f.grad(y) for _ in range(batches)), start=torch.zeros_like(y)) / batches
+
+        return self._per_client(x, mean)
 
     def batch_grads(self, x: Vector, count: int) -> list[Vector]:
         """∇f_i(x; ξ) on each of `count` mini-batches."""
@@ -46,26 +45,24 @@ class GradientProbe:
         return list(stacked.split(x.shape[-1], -1))
 
     def _per_client(self, x: Vector, gradient: Callable[[Objective, Vector], Vector]) -> Vector:
-        runs, n = len(self.problem.seeds), len(self.clients)
-        ids = np.broadcast_to(self.clients, (runs, n)).copy()
+        problem, n = self.problem, len(self.clients)
+        ids = np.tile(self.clients, (len(problem.seeds), 1))
         never = np.full(ids.shape, -1, np.int64)
-        rnd = Round(
-            PROBE_ROUND, self.problem.seeds, self.problem.clients, self.problem.layout, ids, never
-        )
-        wide = x.expand(-1, n, -1)
+        rnd = Round(PROBE_ROUND, problem.seeds, problem.clients, problem.layout, ids, never)
+        wide, found = x.expand(-1, n, -1), []
         with torch_generator():  # layers such as dropout draw from torch's own generator
-            if self.problem.cohort_mode == "batched":
-                return gradient(self._objective(rnd), wide)
-            parts = [
-                gradient(self._objective(rnd.subset(np.array([i]))), wide[:, i : i + 1])
-                for i in range(n)
-            ]
-        return torch.cat(parts, 1)
+            for part in computed_together(problem, n):
+                f = problem.cohort(rnd.subset(np.arange(n)[part]))
+                f.begin(problem.buffers0)
+                found.append(gradient(f, wide[:, part]))
+        return torch.cat(found, 1)
 
-    def _objective(self, rnd: Round) -> Objective:
-        f = self.problem.cohort(rnd)
-        f.begin(self.problem.buffers0)
-        return f
+
+def computed_together(problem: Problem, n: int) -> list[slice]:
+    """The parts of a cohort of n clients that are one batched computation: all of it, or each client."""
+    if problem.cohort_mode == "batched":
+        return [slice(None)]
+    return [slice(i, i + 1) for i in range(n)]
 
 
 def all_clients(problem: Problem) -> GradientProbe:
@@ -75,9 +72,7 @@ def all_clients(problem: Problem) -> GradientProbe:
 
 def client_weights(problem: Problem) -> torch.Tensor:
     """w_i of all clients, (1, N, 1)."""
-    shares = (
-        np.full(problem.clients, 1 / problem.clients)
-        if problem.weights is None
-        else problem.weights
-    )
+    shares = problem.weights
+    if shares is None:
+        shares = np.full(problem.clients, 1 / problem.clients)
     return torch.from_numpy(shares).view(1, -1, 1)
