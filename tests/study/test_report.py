@@ -238,7 +238,7 @@ def test_many_methods_are_counted_in_the_title() -> None:
         "base": {"rounds": 2, "task": task, "method": {"name": "fedavg", "lr": 0.1}}
     }
     few, many = (
-        study_of(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}}).parts[0]
+        study_of(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}})
         for n in (2, 9)
     )
     assert titled(few) == "M0 and M1 on the regression problem, het 2"

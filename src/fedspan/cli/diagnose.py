@@ -31,7 +31,7 @@ def _show(found: Diagnosis) -> None:
 
     known = found.estimates
     estimates = {
-        "L = max L_i": known.L, "L of F": known.L_mean, "σ²": known.sigma2, "Δ_F": known.gap, "C_0": known.control,
+        "L = max L_i": known.L, "σ²": known.sigma2, "Δ_F": known.gap, "C_0": known.control,
         "‖∇F(x⁰)‖²": known.grad_sq,
     }  # fmt: skip
     show(

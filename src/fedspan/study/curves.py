@@ -122,52 +122,39 @@ class Series:
         """
         lasts = [rows[-1] if rows else {} for rows in runs]
         gone = [last["round"] if last.get("diverged") else None for last in lasts]
-        far = {
-            seed: last["round"]
-            for seed, last, t in zip(seeds, lasts, gone, strict=True)
-            if last and t is None
-        }
+        pairs = zip(seeds, lasts, gone, strict=True)
+        far = {seed: last["round"] for seed, last, t in pairs if last and t is None}
         end = min(far.values(), default=math.inf)
         by_round = [{row["round"]: row for row in rows} for rows in runs]
         rounds = [
             t
             for t in sorted(set[int]().union(*by_round))
             if t <= end and all(t in rows or max(rows, default=-1) < t for rows in by_round)
-        ] or [0]
-        zero = {"up_bytes": 0, "down_bytes": 0, "seconds": 0.0}
-        there = [[rows[t] for rows in by_round if t in rows] or [zero] for t in rounds]
+        ]
+        if not rounds:
+            zero = {"round": 0, "up_bytes": 0, "down_bytes": 0, "seconds": 0.0}
+            rounds, by_round = [0], [{0: zero}]
 
-        def spent(over_seeds: Any, *keys: str) -> Floats:
-            sums = [
-                over_seeds([sum(row.get(key, math.nan) for key in keys) for row in rows])
-                for rows in there
-            ]
-            return np.maximum.accumulate(np.array(sums, float))
+        def column(key: str, whose: list[dict[int, Line]]) -> Floats:
+            return np.array([[rows.get(t, {}).get(key) for t in rounds] for rows in whose], float)
 
-        costs_of = {
-            "round": np.array(rounds, float),
-            "up": spent(np.mean, "up_bytes"),
-            "down": spent(np.mean, "down_bytes"),
-            "seconds": spent(np.mean, "seconds"),
-            "hours": spent(np.mean, "hours"),
-            "up_most": spent(max, "up_bytes"),
-            "total_most": spent(max, "up_bytes", "down_bytes"),
-        }
+        costs_of = {axis: column(f"{axis}_bytes", by_round) for axis in ("up", "down")}
         costs_of["total"] = costs_of["up"] + costs_of["down"]
-        known = [rows[0].keys() for rows in runs if rows]
-        metrics = {}
-        for name in known[0] if known else ():
-            if name not in PLAIN and all(name in one for one in known):
-                values = [
-                    [None if row.get("diverged") else row.get(name) for row in rows]
-                    for rows in ([seed.get(t, {}) for t in rounds] for seed in by_round)
-                ]
-                metrics[name] = np.array(values, float)
+        costs_of |= {axis: column(axis, by_round) for axis in ("round", "seconds", "hours")}
+        spent = {}
+        for axis, values in costs_of.items():
+            mean, _, most = over_seeds(values)
+            spent[axis] = np.maximum.accumulate(mean)
+            spent[f"{axis}_most"] = np.maximum.accumulate(most)
+        alive = [{t: row for t, row in one.items() if not row.get("diverged")} for one in by_round]
+        first = [rows[0] for rows in runs if rows]
+        names = [key for key in first[0] if all(key in row for row in first)] if first else []
+        metrics = {name: column(name, alive) for name in names if name not in PLAIN}
         failed = [not rows for rows in runs]
         unfinished = {seed: t for seed, t in far.items() if t < spec["rounds"]}
         found = Series(
-            label, color, spec, tuple(seeds), costs_of, metrics, gone, failed, unfinished, costs or {}
-        )  # fmt: skip
+            label, color, spec, tuple(seeds), spent, metrics, gone, failed, unfinished, costs or {}
+        )
         return found.until(end)
 
     def curve(self, metric: str) -> Series:
@@ -248,9 +235,9 @@ class Series:
 
     def to_json(self) -> Table:
         """Return plain values, rounded to six digits; label and color are kept elsewhere."""
-        timed = np.isfinite(self.spent["hours"]).all()
-        saved = {key: axis for key, axis in SAVED.items() if timed or axis != "hours"}
-        spent = {key: rounded(self.spent[axis]) for key, axis in saved.items()}
+        spent = {key: rounded(self.spent[axis]) for key, axis in SAVED.items()}
+        if None in spent["hours"]:
+            del spent["hours"]
         values = {name: [rounded(v) for v in seeds] for name, seeds in self.metrics.items()}
         ends = {"diverged": self.diverged, "failed": self.failed}
         return {"spec": self.spec, "seeds": list(self.seeds)} | spent | ends | {"metrics": values}
@@ -262,8 +249,8 @@ class Series:
         spent = {axis: np.array(table.get(key, none), float) for key, axis in SAVED.items()}
         spent["total"] = spent["up"] + spent["down"]
         metrics = {name: np.array(values, float) for name, values in table["metrics"].items()}
-        ends = table["diverged"], table["failed"]
-        return Series(label, color, table["spec"], tuple(table["seeds"]), spent, metrics, *ends)
+        spec, seeds, *ends = (table[key] for key in ("spec", "seeds", "diverged", "failed"))
+        return Series(label, color, spec, tuple(seeds), spent, metrics, *ends)
 
 
 def over_seeds(values: Floats) -> tuple[Floats, Floats, Floats]:

@@ -45,8 +45,7 @@ def save(figure: Any, path: Path) -> Path:
         lines |= zip(labels, handles, strict=True)
     if lines:
         columns = max(1, int(figure.get_figwidth() / 2.1))
-        where = {"loc": "outside lower center", "ncols": columns}
-        figure.legend(lines.values(), lines.keys(), fontsize=8, **where)
+        figure.legend(lines.values(), lines, fontsize=8, loc="outside lower center", ncols=columns)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
     figure.savefig(path.with_suffix(".png"), bbox_inches="tight", dpi=150)
@@ -106,7 +105,7 @@ def _look(part: Part, entry: Entry) -> dict[str, Any]:
     number = [variant.name for variant in part.variants].index(entry.variant)
     return {
         "color": entry.series.color,
-        "label": entry.series.label,
+        "label": entry.label,
         "marker": MARKERS[number % len(MARKERS)],
         "ms": 6,
         "mec": "white",
@@ -150,16 +149,14 @@ def heatmap(held: Holdings, title: str, path: Path) -> Path:
     path = path if path.suffix else path.with_suffix(".png")
     clients, classes = held.counts.shape
     size = (min(12.0, 2.5 + 0.22 * classes), min(10.0, 1.5 + 0.16 * clients))
-    with plt.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(size, layout="constrained")
-        axis: Any = figure.subplots()
-        picture = axis.imshow(held.counts, aspect="auto", interpolation="nearest")
-        figure.colorbar(picture, label="examples")
-        axis.set(xlabel="class" if held.classes else "", ylabel="client", title=title)
-        if clients <= NAMED:
-            axis.set_yticks(range(clients), held.clients)
-        if classes <= NAMED or not held.classes:
-            axis.set_xticks(range(len(held.classes)), held.classes, rotation="vertical")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, bbox_inches="tight", dpi=150)
+    figure = Figure(size, layout="constrained")
+    axis: Any = figure.subplots()
+    figure.colorbar(axis.imshow(held.counts, aspect="auto"), label="examples")
+    axis.set(xlabel="class" if held.classes else "", ylabel="client", title=title)
+    if clients <= NAMED:
+        axis.set_yticks(range(clients), held.clients)
+    if classes <= NAMED:
+        axis.set_xticks(range(len(held.classes)), held.classes, rotation="vertical")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight", dpi=150)
     return path

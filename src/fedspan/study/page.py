@@ -22,7 +22,7 @@ from fedspan.engine.history import higher_is_better
 from fedspan.study.curves import AXES, BYTES, Floats, over_seeds, rounded
 from fedspan.study.model import Part
 from fedspan.study.report import Report, Section
-from fedspan.study.results import Entries, Entry
+from fedspan.study.results import Entries, Entry, by_row
 from fedspan.study.tables import MEMORY, MEMORY_NOTE, scale_of, titled, unit_of
 from fedspan.study.tuning import by_seed
 
@@ -91,10 +91,11 @@ def chart(part: Part, entries: Entries) -> dict[str, Any]:
     a tested correction found is drawn below every metric.
     """
     several = len(part.rows) > 1
-    known = dict.fromkeys([part.metric, *(name for one in entries for name in one.series.metrics)])
     metrics = {}
-    for name in known:
-        if not several or name in (part.metric, *DETAILS):
+    for name in dict.fromkeys(
+        [part.metric, *(key for one in entries for key in one.series.metrics)]
+    ):
+        if name == part.metric or not several or name in DETAILS:
             goal = "min" if higher_is_better(name, part.metrics) is False else "max"
             goal = part.goal if name == part.metric else goal
             metrics[name] = {"label": titled(name), "goal": goal, "log": goal == "min"}
@@ -105,11 +106,10 @@ def chart(part: Part, entries: Entries) -> dict[str, Any]:
         for axis in AXES
         if all(np.isfinite(one.series.spent[axis]).all() for one in entries)
     }
-    budget = {} if part.budget is None else part.budget.limits
+    budget = part.budget.limits if part.budget else {}
     limits = {axis: most / scales[axis] for axis, most in budget.items()}
     lines = []
-    for row in range(len(part.rows)):
-        here = [entry for entry in entries if entry.row == row]
+    for _, here in by_row(part, entries):
         for n, entry in enumerate(here):
             one = entry.series.thin(FEWER) if several else entry.series
             gone = [  # seeds that diverged or failed, in words
@@ -130,7 +130,7 @@ def chart(part: Part, entries: Entries) -> dict[str, Any]:
                 "gone": gone,
                 "x": x,
                 "y": {name: _drawn(name, v) for name, v in one.metrics.items() if name in metrics},
-                "row": row,
+                "row": entry.row,
                 # each line has a marker; a dash tells lines of one color apart
                 "dash": [other.series.color for other in here[:n]].count(one.color),
                 "marker": n,
@@ -138,13 +138,12 @@ def chart(part: Part, entries: Entries) -> dict[str, Any]:
             if linked:
                 line |= zip(("cohort", "steps"), work_of(entry), strict=True)
             lines.append(line)
-    first = next((x for x in part.figure.get("x", []) if x in AXES), next(iter(limits), "up"))
-    axes = dict.fromkeys([*scales, *(["hours"] if linked else [])])
+    axes = [axis for axis in AXES if axis in scales or (linked and axis == "hours")]
     return {
         "axes": {a: {"label": AXES[a].format(unit), "log": a in BYTES} for a in axes},
         "bytes": size,
         "metrics": metrics,
-        "start": {"x": first, "y": part.metric},
+        "start": {"x": next(iter(limits), "up"), "y": part.metric},
         "limits": limits,
         "rows": [row.label for row in part.rows] if several else [],
         "series": lines,

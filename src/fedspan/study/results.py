@@ -28,7 +28,7 @@ from fedspan.core.spec import read_toml
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Series, Table, Tail
 from fedspan.study.jobs import seconds
-from fedspan.study.model import Part, Point, Study, study_of, table_of
+from fedspan.study.model import Case, Part, Point, Study, study_of, table_of
 from fedspan.study.tuning import Runs, Tried, by_seed, edges
 
 STUDY, CURVES, RUNS = "study.toml", "curves.json.gz", "runs"
@@ -62,9 +62,14 @@ class Entry:
     events: list[str] = field(default_factory=list)  # the first of each kind and seed
 
     @property
+    def label(self) -> str:
+        """The name of the variant in tables and charts."""
+        return self.series.label
+
+    @property
     def notes(self) -> list[str]:
         """What went wrong, with the name of the method."""
-        return [f"{self.series.label}, {event}" for event in self.events]
+        return [f"{self.label}, {event}" for event in self.events]
 
     def curve(self, part: Part) -> Series:
         """The rows that count, in the metric of the part."""
@@ -73,6 +78,11 @@ class Entry:
 
 
 Entries = Sequence[Entry]
+
+
+def by_row(part: Part, entries: Entries) -> list[tuple[Case, list[Entry]]]:
+    """Return every row of a part with its entries."""
+    return [(row, [one for one in entries if one.row == n]) for n, row in enumerate(part.rows)]
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,7 @@ def collect(study: Study, place: Path, command: str) -> Results:
                 words = Budget({axis: cost}).words()
                 at[f"{words}, best of grid"] = cell.tuned_at(axis, cost)
         found = Entry(
-            row=next(n for n, one in enumerate(part.rows) if one is cell.row),
+            row=part.rows.index(cell.row),
             variant=cell.variant.name,
             series=cell.series.thin(),
             final=part.result(curve),

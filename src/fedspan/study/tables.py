@@ -17,7 +17,7 @@ from fedspan.engine.history import HELD_OUT
 from fedspan.study.budget import UNITS
 from fedspan.study.curves import BYTES, Series, Tail, plain, reach
 from fedspan.study.model import Part, settings
-from fedspan.study.results import Entries, Entry, Results
+from fedspan.study.results import Entries, Entry, Results, by_row
 
 MEMORY = "client memory, MB"
 MEMORY_NOTE = (
@@ -45,8 +45,8 @@ class TextCell(NamedTuple):
         return f"{self.main} ({self.small})" if self.small else self.main
 
 
-Text = TextCell | str
 Record = dict[str, Any]
+Rows = list[list[TextCell | str]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TextTable:
     """A table; one with a title is folded away on the page."""
 
     header: list[str]
-    rows: list[list[Text]]
+    rows: Rows
     title: str = ""
 
     def texts(self) -> list[list[str]]:
@@ -115,9 +115,18 @@ def unit_of(entries: Entries) -> tuple[str, float]:
 
 def point_of(entry: Entry) -> str:
     """Return the chosen settings of an entry; * marks the end of its grid."""
-    found = [f"lr {entry.found_lr[0]:.3g} (searched)"] if entry.found_lr else []
-    point = {key: value for key, value in entry.point.items() if not found or key != "method.lr"}
-    return ", ".join([settings(point) + "*" * entry.at_edge] * bool(point) + found)
+    point, words = dict(entry.point), []
+    if entry.found_lr:
+        point.pop("method.lr", None)
+        words = [f"lr {entry.found_lr[0]:.3g} (searched)"]
+    if point:
+        words.insert(0, settings(point) + "*" * entry.at_edge)
+    return ", ".join(words)
+
+
+def at_cost(part: Part) -> str:
+    """Return where results are read, in words."""
+    return f"at {part.budget.words()}" if part.budget else f"after {part.base['rounds']} rounds"
 
 
 def _best(metric: str) -> str:
@@ -132,16 +141,17 @@ def _best(metric: str) -> str:
 
 def ranked(part: Part, entries: Entries) -> list[Entry]:
     """Return the entries from the best result to the worst; those without one in every seed come last."""
-    return sorted(
-        entries, key=lambda one: -part.sign * one.final.mean if one.final.whole else math.inf
-    )
+
+    def worth(one: Entry) -> float:
+        return part.sign * one.final.mean if one.final.whole else -math.inf
+
+    return sorted(entries, key=worth, reverse=True)
 
 
 def records(part: Part, entries: Entries) -> list[Record]:
     """Return one record of plain values per entry. Keys that begin with "result" count what the budget allows."""
     out = []
-    for n, row in enumerate(part.rows):
-        here = [entry for entry in entries if entry.row == n]
+    for row, here in by_row(part, entries):
         series = [entry.series for entry in here]
         fronts = {axis: reach(series, part.metric, part.goal, axis) for axis in BYTES}
         for place, entry in enumerate(here):
@@ -149,7 +159,7 @@ def records(part: Part, entries: Entries) -> list[Record]:
             last, (holds, published, _) = curve.tail(1), judge(part, entry)
             record: Record = {
                 "row": row.label,
-                "run": entry.series.label,
+                "run": entry.label,
                 "seeds": last.seeds,
                 "diverged": last.diverged,
                 "failed": last.failed,
@@ -185,14 +195,13 @@ def results_csv(found: Sequence[Record]) -> str:
     known = {key for one in found for key, value in one.items() if value not in (None, "")}
     for record in found:
         line: Record = {}
-        for key in (key for key in record if key in known):
-            value = record[key]
+        for key, value in record.items():
             if isinstance(value, Tail):
                 line |= {f"{key}_mean": _digits(value.mean), f"{key}_sd": _digits(value.spread)}
-            elif key.startswith("pareto_"):
-                low, high = (_digits(end) for end in value or (math.nan, math.nan))
+            elif key.startswith("pareto_") and key in known:
+                low, high = map(_digits, value or (math.nan, math.nan))
                 line |= {f"{key}_from": low, f"{key}_to": high}
-            else:
+            elif key in known:
                 line[key] = value
         lines.append(line)
     return csv_text(lines)
@@ -215,9 +224,9 @@ def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
 
 def _costs(one: Series, row: int) -> Record:
     """Return what was spent up to a row; hours are those of a virtual clock, if there is one."""
-    found: Record = {f"{way}_bytes": int(one.spent[way][row]) for way in ("up", "down")}
-    times = {key: float(one.spent[key][row]) for key in ("seconds", "hours")}
-    return found | {key: time for key, time in times.items() if math.isfinite(time)}
+    spent = {key: float(values[row]) for key, values in one.spent.items()}
+    found: Record = {f"{way}_bytes": int(spent[way]) for way in ("up", "down")}
+    return found | {key: spent[key] for key in ("seconds", "hours") if math.isfinite(spent[key])}
 
 
 def _digits(value: float) -> str:
@@ -234,13 +243,10 @@ def results(part: Part, entries: Entries) -> TextTable:
 
 def _by_variant(part: Part, entries: Entries) -> TextTable:
     """Return the result, the best evaluation, results at equal cost, and what was spent; the best method first."""
-    length = f"after {part.base['rounds']} rounds"
-    if part.budget is not None:
-        length = f"at {part.budget.words()}"
     first = {
         "method": "run",
         "tuned": "tuned",
-        titled(part.metric, f"{name_of(part.metric)} {length}"): "result",
+        titled(part.metric, f"{name_of(part.metric)} {at_cost(part)}"): "result",
         _best(part.metric): "best",
         **{heading: heading for heading in entries[0].at},
         **({"rounds": "result_rounds"} if part.budget else {}),
@@ -296,13 +302,11 @@ def _of_records(
         return "" if value is None else str(value)
 
     found = records(part, ranked(part, entries))
-    rows: list[list[Text]] = [
-        [text(key, one.get(key)) for key in columns.values()] for one in found
-    ]
+    rows: Rows = [[text(key, one.get(key)) for key in columns.values()] for one in found]
     return _full([heading.replace("{}", unit) for heading in columns], rows, keep, title)
 
 
-def _full(header: list[str], rows: list[list[Text]], keep: int = 0, title: str = "") -> TextTable:
+def _full(header: list[str], rows: Rows, keep: int = 0, title: str = "") -> TextTable:
     """Return a table without the columns that are empty, but for the first `keep`."""
     wanted = [n for n in range(len(header)) if n < keep or any(row[n] for row in rows)]
     return TextTable([header[n] for n in wanted], [[row[n] for n in wanted] for row in rows], title)
@@ -314,16 +318,14 @@ def _by_row(part: Part, entries: Entries) -> TextTable:
     names = dict.fromkeys(key for row in part.rows for key in row.values)
     there = {entry.variant for entry in entries}
     variants = [variant for variant in part.variants if variant.name in there]
-    header, targets = [*names], any(row.target is not None for row in part.rows)
-    header += [f"{name_of(part.metric)} to reach"] if targets else []
+    targets = any(row.target is not None for row in part.rows)
+    header = [*names, *[f"{name_of(part.metric)} to reach"] * targets]
     header += [f"{one.label}, {unit}" if targets else one.label for one in variants]
-    rows: list[list[Text]] = []
-    for place, row in enumerate(part.rows):
-        here = {entry.variant: entry for entry in entries if entry.row == place}
-        values: list[Text] = [plain(row.values.get(name, "")) for name in names]
-        values += [plain(row.target)] if targets else []
-        values += [_cell(part, here[v.name], size) if v.name in here else "" for v in variants]
-        rows.append(values)
+    rows: Rows = []
+    for row, found in by_row(part, entries):
+        here = {one.variant: _cell(part, one, size) for one in found}
+        values = [plain(row.values.get(name, "")) for name in names] + [plain(row.target)] * targets
+        rows.append([*values, *(here.get(one.name, "") for one in variants)])
     return TextTable(header, rows)
 
 
@@ -338,19 +340,19 @@ def _cell(part: Part, entry: Entry, size: float) -> TextCell:
     holds, published, distance = judge(part, entry)
     mark, sign = {True: ("yes", "✓ "), False: ("no", "✗ "), None: ("", "")}[holds]
     if published:
-        small.append(", ".join(filter(None, (f"{sign}published {published}", distance))))
+        small.append(f"{sign}published {published}{', ' * bool(distance)}{distance}")
     return TextCell(shown(part.metric, entry.final), "; ".join(small), mark)
 
 
 def tuning(part: Part, entries: Entries) -> TextTable:
     """Return one row per point of every grid."""
-    rows: list[list[Text]] = []
+    rows: Rows = []
     for entry in entries:
         for one in entry.tried:
             words = ", ".join(f"{key} = {plain(value)}" for key, value in one.point.items())
             mark = "chosen" if one.point == entry.point else "stopped early" if one.dropped else ""
             end, where = shown(part.tune_metric, one.end), part.rows[entry.row].label
-            rows.append([where, entry.series.label, words, str(one.rounds), end, mark])
+            rows.append([where, entry.label, words, str(one.rounds), end, mark])
     header = ["row", "method", "settings", "rounds", titled(part.tune_metric), ""]
     return _full(header, rows, title="Tuning")
 
@@ -400,13 +402,13 @@ def published(part: Part, entries: Entries) -> TextTable:
         "absolute": f"{scale * part.within:g}{' points' if scale == 100 else ''}",
         "decades": f"a factor of {10**part.within:.2g}",
     }
-    rows: list[list[Text]] = []
+    rows: Rows = []
     for entry in entries:
         holds, text, distance = judge(part, entry)
         if text:
             label, ours = part.rows[entry.row].label, shown(part.metric, entry.final)
             said = {True: "met", False: "not met", None: "not judged"}[holds]
-            rows.append([label, entry.series.label, text, ours, distance, said])
+            rows.append([label, entry.label, text, ours, distance, said])
     verdict = f"verdict (within {units[part.distance]})" if part.within else "verdict"
     return _full(["row", "method", "published", "ours", "apart", verdict], rows)
 
@@ -420,7 +422,7 @@ def score(found: Results) -> tuple[str, list[str]]:
             (holds, published, distance), row = judge(part, entry), part.rows[entry.row]
             if holds is None or isinstance(row.published[entry.variant], dict):
                 continue
-            label = entry.series.label
+            label = entry.label
             counts.setdefault(label, []).append(holds)
             if not holds:
                 where = ", ".join(filter(None, (label, row.label)))
@@ -440,8 +442,8 @@ def orders(part: Part, entries: Entries) -> list[str]:
     pairs = dict.fromkeys(pair for chain in part.claims for pair in itertools.pairwise(chain))
     scale, out = scale_of(part.metric), []
     unit = "points" if scale == 100 else f"of {name_of(part.metric)}"
-    for (place, row), pair in itertools.product(enumerate(part.rows), pairs):
-        here = {entry.variant: entry for entry in entries if entry.row == place}
+    for (row, found), pair in itertools.product(by_row(part, entries), pairs):
+        here = {entry.variant: entry for entry in found}
         if not here.keys() >= set(pair):
             continue
         better, worse = (here[name] for name in pair)
@@ -456,6 +458,6 @@ def orders(part: Part, entries: Entries) -> list[str]:
         else:
             word = "holds" if part.sign * gap > 0 else "reversed"
         where, sign = f"{row.label}: " if row.label else "", ">" if part.sign > 0 else "<"
-        labels = f"{better.series.label} {sign} {worse.series.label}"
+        labels = f"{better.label} {sign} {worse.label}"
         out.append(f"{where}{labels}: {word} ({gap:+{digits}}{around} {unit})")
     return out

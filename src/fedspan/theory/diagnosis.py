@@ -19,14 +19,11 @@ from fedspan.core.objective import Problem
 from fedspan.core.projector import Projector, draw
 from fedspan.costs.traffic import cost
 from fedspan.methods.box import Box
-from fedspan.optimizers.sgd import SGD
 from fedspan.projectors.identity import Identity
-from fedspan.servers.mean import Mean
 from fedspan.theory import corollary, theorem
 from fedspan.theory.estimates import Estimates, estimate
 from fedspan.theory.setting import Setting, Steps
 from fedspan.theory.theorem import Condition
-from fedspan.uplinks.plain import Plain
 
 FORECAST_RHO = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 # Projectors with E[PᵀP] = ρI, drawn without the data.
@@ -35,21 +32,21 @@ PLAIN = "the proof is for plain SGD steps"
 CONSTANT = "the theorem is for constant steps; the conditions are checked for `lr`"
 # Settings of a method, of `Training` and of `Participation` → the value that the theorem covers, and why no other.
 COVERED: dict[str, tuple[Any, str]] = {
-    "local": (SGD(), PLAIN),
+    "local": ("sgd", PLAIN),
     "local.momentum": (0.0, PLAIN),
     "schedule": ("constant", CONSTANT),
     "warmup": (0, CONSTANT),
     "clip": (None, "clipped gradients are biased (A2)"),
     "drift.correction": ("always", "the proof bounds the drift of corrected steps only"),
     "uplink": (
-        Plain(),
+        "plain",
         "the proof does not know the error that a coded upload leaves in the controls, or running means",
     ),
     "downlink.compressor": (None, "the proof does not know the error of a compressed download"),
     "space.refresh": (1, "the proof needs a new P in every round"),
     "aggregator": (None, "the proof is for the mean of the replies"),
-    "server": (Mean(), "the proof is for x ← x − η_g mean, with a constant η_g"),
-}  # setting → the value that the theorem covers, and why it matters
+    "server": ("mean", "the proof is for x ← x − η_g mean, with a constant η_g"),
+}
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def diagnose(
     for rho in sorted({*(FORECAST_RHO if space else ()), setting.rho}):
         there, one = dataclasses.replace(setting, rho=rho), priced
         if space is not None and rho != setting.rho:
-            one = dataclasses.replace(one, space=dataclasses.replace(space, rank=rho))  # type: ignore[type-var]
+            one = dataclasses.replace(one, space=dataclasses.replace(space, rank=rho))
         several = 4 * problem.clients // clients_per_round
         rates = cost(one, problem, clients_per_round, several, problem.seeds[0])
         proved = theorem.rounds_to_proved(there, wanted**2)
@@ -191,14 +188,12 @@ def uncovered(
     owners = [method] if settings is None else [method, settings.training, settings.participation]
     found = []
     for name, (covered, why) in COVERED.items():
-        for value in (_at(owner, name, covered) for owner in owners):
-            choice = registry.is_registered(value)
-            if type(value) is not type(covered) if choice else value != covered:
-                words = [
-                    shown(registry.name_of(one) if registry.is_registered(one) else one)
-                    for one in (value, covered)
-                ]
-                found.append((f"`{name}`", *words, why))
+        for owner in owners:
+            value = _at(owner, name, covered)
+            if registry.is_registered(value):
+                value = registry.name_of(value)
+            if value != covered:
+                found.append((f"`{name}`", shown(value), shown(covered), why))
     if sampled and _at(method, "drift.rule", "exact") == "paper":
         why = "with sampled clients it breaks c = mean c_i, which every lemma uses"
         found.append(("`drift.rule`", "'paper'", "'exact'", why))

@@ -26,7 +26,7 @@ from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.core.seeds import torch_generator
 from fedspan.engine.loop import Loop
-from fedspan.theory.gradient_probe import all_clients, client_weights, computed_together
+from fedspan.theory.gradient_probe import client_weights, computed_together, full_grads
 
 
 def measure(loop: Loop) -> dict[str, npt.NDArray[np.float64]]:
@@ -36,7 +36,7 @@ def measure(loop: Loop) -> dict[str, npt.NDArray[np.float64]]:
         raise SpecError("`diagnostics` needs all clients on one machine; leave it out")
     with torch.inference_mode():
         states, weights = clients(), client_weights(loop.problem)
-        grads = all_clients(loop.problem).full_grads(loop.server.x).double()
+        grads = full_grads(loop.problem, loop.server.x).double()
         mean_grad = (weights * grads).sum(1, keepdim=True)
         found = {"grad_sq": mean_grad.square().sum((1, 2)), "drift": _drift(loop, states)}
         if hasattr(states, "c") and hasattr(loop.server, "c"):
@@ -68,7 +68,7 @@ def _drift(loop: Loop, states: Any) -> torch.Tensor:
             own = Bundle(**{name: values[:, part] for name, values in vars(states).items()})
             some = rnd.subset(np.arange(n)[part])
             recorder = _DistanceRecorder(problem.cohort(some))
-            recorder.begin(loop.buffers)
+            recorder.inner.begin(loop.buffers)
             method.client_step(own, down, recorder, some)
             found.append(recorder.total / max(1, recorder.calls))  # mean over the local steps
     return torch.cat(found, 1).mean(1)
@@ -86,9 +86,6 @@ class _DistanceRecorder(Objective):
 
     def full_grad(self, x: Vector) -> Vector:
         return self.inner.full_grad(x)
-
-    def begin(self, buffers: Vector | None) -> None:
-        self.inner.begin(buffers)
 
     def direction(self, plus: Plus = None) -> Direction:
         return self._recorded(self.inner.direction(plus))

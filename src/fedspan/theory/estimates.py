@@ -18,7 +18,7 @@ import torch
 from fedspan.core import seeds
 from fedspan.core.layout import Vector
 from fedspan.core.objective import Problem
-from fedspan.theory.gradient_probe import GradientProbe, all_clients
+from fedspan.theory.gradient_probe import batch_grads, full_grads, mean_grads
 
 Floats = npt.NDArray[np.float64]
 DRAWS = 8  # mini-batches of each client for σ², and 8 times as many of batched ones
@@ -38,7 +38,6 @@ class Estimates:
     """The constants of a problem at x⁰ with all controls at zero."""
 
     L: Estimate  # max_i L_i
-    L_mean: Estimate  # of F itself
     L_each: Floats  # (runs, n), of the sampled clients
     sigma2: Estimate
     gap: Estimate  # Δ_F
@@ -58,25 +57,22 @@ def estimate(
         iterations: Of power iteration.
     """
     whole = problem.cohort_mode == "batched"
-    probe = all_clients(problem)
-    if not whole and clients < problem.clients:
-        key = np.array([seeds.key(problem.seeds[0], "estimates")], np.uint64)
-        probe = GradientProbe(problem, seeds.choose(key, problem.clients, clients)[0])
-    count = len(probe.clients)
+    count = problem.clients if whole else min(clients, problem.clients)
+    key = np.array([seeds.key(problem.seeds[0], "estimates")], np.uint64)
+    chosen = seeds.choose(key, problem.clients, count)[0]
     who = "all clients" if count == problem.clients else f"{count} of {problem.clients} clients"
-    each, mean, how = _smoothness(problem, probe, examples, iterations)
-    draws = probe.batch_grads(problem.x0, 8 * DRAWS if whole else DRAWS)
+    each, how = _smoothness(problem, chosen, examples, iterations)
+    draws = batch_grads(problem, problem.x0, 8 * DRAWS if whole else DRAWS, chosen)
     sigma2, error = variance(draws)
     grads, bias = torch.stack(draws).mean(0), float(sigma2.mean()) / len(draws)
     size = exact = f"{len(draws)} mini-batches of {who}"
     if whole:
-        grads, bias, exact = probe.full_grads(problem.x0), 0.0, f"all data of {who}"
+        grads, bias, exact = full_grads(problem, problem.x0), 0.0, f"all data of {who}"
     grads = grads.double()
     control = float(grads.square().sum(-1).mean()) - bias  # noise adds it to the square of a mean
     noisiest = f"± {100 * error:.0f} %, the noisiest client; {size}, at x⁰"
     return Estimates(
         L=Estimate(float(each.max()), how),
-        L_mean=Estimate(float(mean.max()), how),
         L_each=each,
         sigma2=Estimate(float(sigma2.max()), noisiest),
         gap=_gap(problem),
@@ -86,19 +82,16 @@ def estimate(
 
 
 def smoothness(
-    grad: Callable[[Vector], Vector], x: Vector, iterations: int = 25, start: Vector | None = None
-) -> tuple[Floats, Vector, str]:
-    """‖H_i‖ of the Hessians of `grad` at every row of x, (runs, n, d), their directions, and how it was found.
+    grad: Callable[[Vector], Vector], x: Vector, iterations: int = 25
+) -> tuple[Floats, str]:
+    """‖H_i‖ of the Hessians of `grad` at every row of x, (runs, n, d), and how it was found.
 
-    Power iteration begins at `start` or a random direction.
-
-    ‖H v‖ ≤ ‖H‖ for every unit v, so the result is a lower bound that rises with the iterations.
+    ‖H v‖ ≤ ‖H‖ for every unit v, so the result of the power iteration is a lower bound that rises with its steps.
     """
     step = (1e-3 * x.norm(dim=-1, keepdim=True)).clamp_min(1e-2)
-    if start is None:
-        key = np.array([seeds.key(0, "power iteration")], np.uint64)
-        start = torch.from_numpy(seeds.normal(key, x.shape[-1])[0]).to(x.dtype)
-    v, found, change, done = start.expand_as(x), torch.zeros(()), math.inf, 0
+    key = np.array([seeds.key(0, "power iteration")], np.uint64)
+    v = torch.from_numpy(seeds.normal(key, x.shape[-1])[0]).to(x.dtype).expand_as(x)
+    found, change, done = torch.zeros(()), math.inf, 0
     while done < iterations and change >= CONVERGED:
         v = v / v.norm(dim=-1, keepdim=True).clamp_min(1e-30)
         v = (grad(x + step * v) - grad(x - step * v)) / (2 * step)
@@ -106,7 +99,7 @@ def smoothness(
         change = float(((found - before).abs() / found.clamp_min(1e-30)).max())
         done += 1
     how = f"power iteration, {done} steps, last change {100 * change:.1f} %"
-    return found.double().numpy(), v, how
+    return found.double().numpy(), how
 
 
 def variance(draws: list[Vector]) -> tuple[Floats, float]:
@@ -119,26 +112,17 @@ def variance(draws: list[Vector]) -> tuple[Floats, float]:
 
 
 def _smoothness(
-    problem: Problem, probe: GradientProbe, examples: int, iterations: int
-) -> tuple[Floats, Floats, str]:
+    problem: Problem, clients: npt.NDArray[np.int64], examples: int, iterations: int
+) -> tuple[Floats, str]:
     known = problem.smoothness()
     if known is not None:
-        return *known, "exact: the Hessians are known"
-    size = getattr(problem, "batch", examples)
+        return known, "exact: the Hessians are known"
+    size, n = getattr(problem, "batch", examples), len(clients)
     batches = max(1, round(examples / size))
-
-    def grad(y: Vector) -> Vector:
-        return probe.mean_grads(y, batches)
-
-    def mean_grad(y: Vector) -> Vector:
-        return grad(y).mean(1, keepdim=True)
-
-    x = problem.x0
-    each, v, how = smoothness(grad, x.expand(-1, len(probe.clients), -1), iterations)
-    near = v.mean(1, keepdim=True)  # a good start: F curves most where its clients do
-    mean, *_ = smoothness(mean_grad, x, iterations // 3, near)
-    note = f"{how}; {batches * size} examples of {len(probe.clients)} clients; at x⁰ only, L changes during training"
-    return each, mean[:, 0], note
+    x = problem.x0.expand(-1, n, -1)
+    each, how = smoothness(lambda y: mean_grads(problem, y, batches, clients), x, iterations)
+    data = f"{batches * size} examples of {n} clients"
+    return each, f"{how}; {data}; at x⁰ only, L changes during training"
 
 
 def _gap(problem: Problem) -> Estimate:
