@@ -29,7 +29,7 @@ from fedspan.core.spec import Spec, with_values
 from fedspan.engine.provenance import LR
 from fedspan.nn.models import mlp
 from fedspan.tasks.regression import Regression
-from fedspan.theory import corollary, theorem
+from fedspan.theory import theorem
 from fedspan.theory.diagnosis import diagnose, outside_theory, rho_of
 from fedspan.theory.diagnostics import measure
 from fedspan.theory.gradient_probe import full_grads
@@ -80,16 +80,6 @@ def test_the_papers_steps_break_its_conditions_as_reported() -> None:
         assert found.conditions[0].excess == pytest.approx(times, rel=0.1)
         assert not any(condition.holds for condition in found.conditions)
         assert all(condition.holds for condition in theorem.conditions(found.setting, found.safe))
-        assert [f.rho for f in found.forecast] == [0.01, 0.05, 0.1, 0.2, 0.5, 1.0]
-        assert (
-            np.diff([f.rounds for f in found.forecast]).max() < 0
-        )  # a wider subspace is promised to be faster
-        at_target = dataclasses.replace(found.setting, rounds=math.ceil(found.forecast[3].printed))
-        assert corollary.bound(at_target) == pytest.approx(found.target**2, rel=1e-3)
-        at_target = dataclasses.replace(found.setting, rounds=math.ceil(found.forecast[3].rounds))
-        steps = theorem.steps_proved(at_target)
-        assert all(condition.holds for condition in theorem.conditions_proved(at_target, steps))
-        assert theorem.bound_proved(at_target, steps) == pytest.approx(found.target**2, rel=5e-3)
 
 
 ALWAYS = {"rank": 3, "correction": "always"}
@@ -222,14 +212,13 @@ def test_the_share_of_directions() -> None:
 @pytest.mark.parametrize("lr", [0.01, "auto", "search"])
 def test_a_diagnosis_is_printed(lr: float | str, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(Spec.from_table(table(method__lr=lr)).toml())
-    words = ["diagnose", str(tmp_path / "spec.toml"), "--target", "0.5"]
+    words = ["diagnose", str(tmp_path / "spec.toml")]
     text = CliRunner().invoke(app, words).stdout
     for word in (
         "L = max L_i",
         "(4) 4L²η̃²/ρ² ≤ 1",
         "safe: the corollary's",
         "guaranteed",
-        "‖∇F‖ ≤ 0.5",
     ):
         assert word in text
     assert ("times the limit" in text) == ("of the spec" in text) == (lr == 0.01)

@@ -49,7 +49,6 @@ class Report:
     lead: str
     sections: list[Section]
     command: str
-    missed: Sequence[str] = ()  # published numbers that do not reproduce
     footer: str = ""
     score: str = ""  # how many published numbers are reproduced
     verdict: Sequence[str] = ()  # what the results say, in sentences
@@ -121,10 +120,8 @@ def of_study(results: Results) -> Report:
     told: Sequence[str] = [f"{one.title}: {one.verdict[0]}" for one in sections if one.verdict]
     if len(sections) == 1:  # its verdict stands above it
         told, sections = sections[0].verdict, [dataclasses.replace(sections[0], verdict=())]
-    score, missed = tables.score(results)
-    return Report(
-        titled(study), study.about, sections, results.command, missed, footer, score, told
-    )
+    score = tables.score(results)
+    return Report(titled(study), study.about, sections, results.command, footer, score, told)
 
 
 def titled(study: Study) -> str:

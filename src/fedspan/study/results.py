@@ -170,19 +170,19 @@ def save(results: Results, out: Path) -> None:
 
     parts = {}
     for name, entries in results.entries.items():
-        tables = [{"run": one.series} | vars(one) for one in entries]
-        parts[name] = [
-            {k: v for k, v in one.items() if k != "series" and v not in (None, [], {}, False)}
-            for one in tables
+        kept = [
+            {k: v for k, v in vars(one).items() if v not in (None, [], {}, False)}
+            for one in entries
         ]
+        parts[name] = [{"run": one.pop("series")} | one for one in kept]
     about = {
         "study": _digest(out / STUDY),
         "command": results.command,
         "minutes": round(results.minutes, 1),
         "versions": results.versions,
+        "parts": parts,
     }
-    head = _json(about | {"parts": parts}, plain)
-    text = f'{head[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
+    text = f'{_json(about, plain)[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
     write_atomic(out / CURVES, gzip.compress(text.encode(), mtime=0))  # the same bytes every time
 
 

@@ -413,28 +413,23 @@ def published(part: Part, entries: Entries) -> TextTable:
     return _full(["row", "method", "published", "ours", "apart", verdict], rows)
 
 
-def score(found: Results) -> tuple[str, list[str]]:
-    """Return how many published numbers each variant reproduces, empty if none is judged; and those missed."""
+def score(found: Results) -> str:
+    """Return how many published numbers each variant reproduces; empty if none is judged."""
     counts: dict[str, list[bool]] = {}
-    missed: dict[str, None] = {}
     for part in found.study.parts:
         for entry in found.entries[part.name]:
-            (holds, published, distance), row = judge(part, entry), part.rows[entry.row]
-            if holds is None or isinstance(row.published[entry.variant], dict):
-                continue
-            label = entry.label
-            counts.setdefault(label, []).append(holds)
-            if not holds:
-                where = ", ".join(filter(None, (label, row.label)))
-                missed[f"{where}: published {published}; {distance}"] = None
+            holds, *_ = judge(part, entry)
+            point = isinstance(part.rows[entry.row].published.get(entry.variant), dict)
+            if holds is not None and not point:
+                counts.setdefault(entry.label, []).append(holds)
     if not counts:
-        return "", []
+        return ""
     parts = [part for part in found.study.parts if part.within]
     close = f" within {100 * max(part.within for part in parts):.0f} %"
     if any(part.distance != "relative" for part in parts):  # the tables of the parts say how close
         close = ""
     texts = ", ".join(f"{label} {sum(each)} of {len(each)}" for label, each in counts.items())
-    return f"Published numbers that our results reproduce{close}: {texts}.", [*missed]
+    return f"Published numbers that our results reproduce{close}: {texts}."
 
 
 def orders(part: Part, entries: Entries) -> list[str]:

@@ -33,20 +33,5 @@ def steps(s: Setting) -> Steps:
 
 def bound(s: Setting) -> float:
     """112L(Δ_F + C_0)/(ρ²T) + 8√2σ√(L(Δ_F + C_0))/(ρ√(NKT)) (eq:corollary_harmonic_refined_main_bound)."""
-    a, b = _terms(s)
-    return a / s.rounds + b / math.sqrt(s.rounds)
-
-
-def rounds_to(s: Setting, target_sq: float) -> float:
-    """T at which `bound` falls to ‖∇F‖² = target_sq: a/T + b/√T = target, solved for 1/√T."""
-    a, b = _terms(s)
-    if a == 0:
-        return 1.0
-    root = 2 * target_sq / (math.sqrt(b * b + 4 * a * target_sq) + b)
-    return max(1.0, 1 / root**2)
-
-
-def _terms(s: Setting) -> tuple[float, float]:
-    """(a, b) of the bound a/T + b/√T."""
     noise = 8 * math.sqrt(2 * s.sigma2 * s.L * s.start / (s.clients * s.local_steps)) / s.rho
-    return 112 * s.L * s.start / s.rho**2, noise
+    return 112 * s.L * s.start / s.rho**2 / s.rounds + noise / math.sqrt(s.rounds)

@@ -1,11 +1,10 @@
-"""The theory applied to a run before it starts: conditions, safe step sizes, rounds and bytes to a target.
+"""The theory applied to a run before it starts: conditions, safe step sizes, and the bound at these.
 
 The corollary's step sizes are safe and slow, because its constants are those of the worst problem (docs/theory.md).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ from fedspan.core.layout import Layout
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.projector import Projector, draw
-from fedspan.costs.traffic import cost
 from fedspan.methods.box import Box
 from fedspan.projectors.identity import Identity
 from fedspan.theory import corollary, theorem
@@ -25,7 +23,6 @@ from fedspan.theory.estimates import Estimates, estimate
 from fedspan.theory.setting import Setting, Steps
 from fedspan.theory.theorem import Condition
 
-FORECAST_RHO = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 # Projectors with E[PᵀP] = ρI, drawn without the data.
 ISOTROPIC = ("identity", "gaussian", "coordinate", "hadamard")
 PLAIN = "the proof is for plain SGD steps"
@@ -50,17 +47,6 @@ COVERED: dict[str, tuple[Any, str]] = {
 
 
 @dataclass(frozen=True)
-class Guarantee:
-    """Rounds after which the theory guarantees a gradient norm, and the bytes sent until then."""
-
-    rho: float
-    printed: float  # rounds by the corollary as printed
-    rounds: float  # rounds by the bound proved in docs/theory.md
-    up: float  # bytes sent by all clients until `rounds`
-    down: float  # bytes received by all clients until `rounds`
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """What `fedspan diagnose` shows."""
 
@@ -72,43 +58,22 @@ class Diagnosis:
     safe: Steps  # of the corollary
     bound: float  # on min ‖∇F‖² at the safe steps, as printed
     bound_proved: float  # the same, as proved
-    target: float  # ‖∇F‖ of the forecasts
-    forecast: list[Guarantee]
     warnings: list[str]  # what lies outside the theory
 
 
 def diagnose(
-    method: Method, problem: Problem, clients_per_round: int, rounds: int,
-    target: float | None = None, settings: Settings | None = None,
+    method: Method, problem: Problem, clients_per_round: int, rounds: int, settings: Settings | None = None
 ) -> Diagnosis:  # fmt: skip
-    """Check a method's step sizes against the theorem; the safe ones where its `lr` is not a number.
-
-    `target` is the ‖∇F‖ of the forecasts, a tenth of ‖∇F(x⁰)‖ by default. `settings` are those of the run.
-    """
+    """Check a method's step sizes against the theorem; the safe ones where its `lr` is not a number."""
     found = estimate(problem)
     setting = setting_of(found, method, problem, clients_per_round, rounds)
     steps = safe = safe_steps(setting)
-    priced: Any = method
-    if isinstance(method.lr, str):
-        priced = dataclasses.replace(priced, lr=safe.local)
-    else:
+    if not isinstance(method.lr, str):
         server_lr = _at(method, "server.lr", getattr(method, "server_lr", 1.0))
         steps = Steps.of(method.lr, server_lr, method.local_steps)
-    wanted = target if target is not None else 0.1 * found.grad_sq.value**0.5
-    space, forecast = _space(method), []
-    for rho in sorted({*(FORECAST_RHO if space else ()), setting.rho}):
-        there, one = dataclasses.replace(setting, rho=rho), priced
-        if space is not None and rho != setting.rho:
-            one = dataclasses.replace(one, space=dataclasses.replace(space, rank=rho))
-        several = 4 * problem.clients // clients_per_round
-        rates = cost(one, problem, clients_per_round, several, problem.seeds[0])
-        proved = theorem.rounds_to_proved(there, wanted**2)
-        sent, printed = clients_per_round * proved, corollary.rounds_to(there, wanted**2)
-        up, down = rates.up_round * sent, rates.down_round * sent
-        forecast.append(Guarantee(rho, printed, proved, up, down))
     return Diagnosis(
         found, setting, steps, theorem.conditions(setting, steps), theorem.conditions_proved(setting, steps),
-        safe, corollary.bound(setting), theorem.bound_proved(setting, safe), wanted, forecast,
+        safe, corollary.bound(setting), theorem.bound_proved(setting, safe),
         outside_theory(method, problem, clients_per_round, settings),
     )  # fmt: skip
 

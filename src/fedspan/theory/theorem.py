@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fedspan.theory.setting import Setting, Steps
 
@@ -107,29 +107,3 @@ def bound_proved(s: Setting, steps: Steps, *, nu: float = 1.0) -> float:
     """
     start = s.gap + lyapunov_weight(s, steps) * s.control
     return _bound(s, steps, start, 9.5, (864 * nu / s.rho + 50) / s.rho)
-
-
-def steps_proved(s: Setting) -> Steps:
-    """Steps for `bound_proved`: η̃ balances its first two terms, η_l keeps the last one below the first (ours)."""
-    most = largest_steps(s)
-    if s.sigma2 == 0 or s.gap == 0:
-        return most
-    K, L, noise = s.local_steps, s.L, s.sigma2 * s.rounds
-    balanced = math.sqrt(8 * s.gap * s.clients * K / (9.5 * L * noise))
-    effective = 1 / (1 / most.effective + 1 / balanced)
-    last = (864 / s.rho + 50) * L**2 * K * noise
-    local = math.sqrt(8 * s.gap / (effective * last))
-    return Steps(local=min(most.local, local), effective=effective)
-
-
-def rounds_to_proved(s: Setting, target_sq: float) -> float:
-    """T at which `bound_proved` at `steps_proved` falls to ‖∇F‖² = target_sq, to 0.1 % (ours)."""
-    low, high = 0.0, 60 * math.log(10)
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        there = replace(s, rounds=max(1, round(math.exp(middle))))
-        if bound_proved(there, steps_proved(there)) <= target_sq:
-            high = middle
-        else:
-            low = middle
-    return max(1.0, math.exp(high))
