@@ -30,7 +30,7 @@ from fedspan.engine.provenance import LR
 from fedspan.nn.models import mlp
 from fedspan.tasks.regression import Regression
 from fedspan.theory import theorem
-from fedspan.theory.diagnosis import diagnose, outside_theory, rho_of
+from fedspan.theory.diagnosis import diagnose, outside_theory, rhos_of
 from fedspan.theory.diagnostics import measure
 from fedspan.theory.gradient_probe import full_grads
 from support.axes import by_axis
@@ -204,9 +204,9 @@ def test_weights_of_clients_are_outside_the_theorem() -> None:
 
 def test_the_share_of_directions() -> None:
     layout = small().layout
-    assert rho_of(build("scaffold"), layout) == 1.0
-    assert rho_of(build("ssf", projector={"name": "identity"}), layout) == 1.0
-    assert rho_of(build("ssf", rank=3), layout) == 3 / 12
+    assert rhos_of(build("scaffold"), layout) == {1.0}
+    assert rhos_of(build("ssf", projector={"name": "identity"}), layout) == {1.0}
+    assert rhos_of(build("ssf", rank=3), layout) == {3 / 12}
 
 
 @pytest.mark.parametrize("lr", [0.01, "auto", "search"])

@@ -205,8 +205,7 @@ class Series:
 
     def alive(self) -> list[int]:
         """Return the seeds that neither diverged nor failed."""
-        gone = zip(self.diverged, self.failed, strict=True)
-        return [n for n, (t, lost) in enumerate(gone) if t is None and not lost]
+        return [n for n, t in enumerate(self.diverged) if t is None and not self.failed[n]]
 
     def ends(self, last: int) -> Floats:
         """Return the mean over the last evaluations, for each seed that is alive; nan if none is."""
@@ -271,7 +270,7 @@ def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:
 
     Seeds of a spec are one series.
     """
-    groups: dict[str, dict[int, Run]] = {}  # identity → seed → run
+    tasks: dict[str, dict[str, dict[int, Run]]] = {}  # task → identity → seed → run
     for place in places:
         homes: dict[Path, list[Path]] = {}  # directory of a run → histories
         for file in sorted(place.rglob(history.NAME)) if place.is_dir() else [place]:
@@ -284,31 +283,30 @@ def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:
             check_run(home, [file.parent for file in files])
             for file in files:
                 header, rows = history.read(file)
-                spec, empty = header["spec"], empty and not rows
+                spec = header["spec"]
                 if not {"method", "rounds", "seed"} <= spec.keys():
                     raise CheckpointError(
                         f"line 1 of {str(file)!r} has no spec with a method, rounds and a seed; run it again"
                     )
+                if not rows:
+                    continue
                 try:
                     identity = Spec.from_table(spec).identity()
                 except FedspanError:  # it names things which are not registered here
                     identity = json.dumps(_alike(spec))
-                seeds = groups.setdefault(identity, {})
+                sizes = {k: spec[k] for k in ("model", "data") if k in spec}  # of a run of `fit`
+                task = json.dumps(spec.get("task", sizes), sort_keys=True)
+                seeds, empty = tasks.setdefault(task, {}).setdefault(identity, {}), False
                 if len(rows) > len(seeds.get(spec["seed"], ({}, []))[1]):
                     seeds[spec["seed"]] = spec, rows, recorded(home, header)
         if empty:
             raise CheckpointError(
                 f"{str(place)!r} holds no {history.NAME} with rows; give the directory of a run"
             )
-    tasks: dict[str, list[dict[int, Run]]] = {}
-    for group in filter(None, groups.values()):
-        spec = next(iter(group.values()))[0]
-        own = {k: spec[k] for k in ("model", "data") if k in spec}  # of a run of `fit`: sizes only
-        task = json.dumps(spec.get("task", own), sort_keys=True)
-        tasks.setdefault(task, []).append(dict(sorted(group.items())))
     out = []
     titles = _different([flat(json.loads(task)) for task in tasks])
-    for title, some in zip(titles, tasks.values(), strict=True):
+    for title, groups in zip(titles, tasks.values(), strict=True):
+        some = [dict(sorted(group.items())) for group in groups.values()]
         firsts = [next(iter(group.values())) for group in some]
         names = labels([spec for spec, *_ in firsts])
         series = [

@@ -25,7 +25,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "fedspan",
 }
-MARKERS = "os^DvP*"  # as on the page: lines are told by color and marker
+MARKERS = "os^DvPp"  # lines are told by color and marker, as on the page
 ACROSS = 3  # panels side by side
 NAMED = 40  # rows or columns of a heat map that have room for names
 
@@ -67,7 +67,7 @@ def draw(part: Part, entries: Entries, path: Path) -> Path:
     kinds = part.figure.get("x", ["round", *BYTES] if len(part.rows) == 1 else ["round"])
     rows = part.figure.get("rows", list(range(len(part.rows))))
     cells = list(itertools.product(kinds, rows))
-    across = len(rows) if 1 < len(rows) <= ACROSS else min(ACROSS, len(cells))
+    across = min(ACROSS, len(rows) if len(rows) > 1 else len(cells))
     with plt.rc_context(STYLE):
         figure, axes = panels(-(-len(cells) // across), across, share=len(rows) > 1)
         for n, axis in enumerate(axes.flat):
@@ -80,7 +80,7 @@ def draw(part: Part, entries: Entries, path: Path) -> Path:
             axis.set_xscale("linear" if kind == "round" else "log")
             axis.set_yscale("linear" if part.goal == "max" else "log")
             if kind in AXES:
-                _curves(axis, part, here, kind, part.metric, unit_of(entries))
+                _curves(axis, part, here, kind, part.metric)
             else:
                 _grid(axis, part, here, kind)
         for line in axes:
@@ -89,12 +89,9 @@ def draw(part: Part, entries: Entries, path: Path) -> Path:
 
 
 def compare(part: Part, entries: Entries, kind: Axis, metric: str, axis: Any = None) -> Any:
-    """Draw a metric of every variant against a cost on one axis; the budget is a dotted line."""
-    axis, unit = axis or plt.subplots(layout="constrained")[1], unit_of(entries)
-    _curves(axis, part, entries, kind, metric, unit)
-    if part.budget is not None and kind in part.budget.limits:
-        limit = part.budget.limits[kind] / (unit[1] if kind in BYTES else 1.0)
-        axis.axvline(limit, color="0.5", ls=":", lw=1)
+    """Draw a metric of every variant against a cost on one axis."""
+    axis = axis or plt.subplots(layout="constrained")[1]
+    _curves(axis, part, entries, kind, metric)
     axis.set_ylabel(titled(metric))
     axis.legend(frameon=False)
     return axis
@@ -115,15 +112,18 @@ def _look(part: Part, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _curves(
-    axis: Any, part: Part, entries: Entries, kind: Axis, metric: str, unit: tuple[str, float]
-) -> None:
-    """Draw a metric of every variant against a cost; a cross marks where a seed diverged, which is not followed."""
+def _curves(axis: Any, part: Part, entries: Entries, kind: Axis, metric: str) -> None:
+    """Draw a metric of every variant against a cost, and the budget as a dotted line.
+
+    A cross marks where a seed diverged, which is not followed.
+    """
+    unit, size = unit_of(entries)
+    size = size if kind in BYTES else 1.0
     curves = [entry.series.curve(metric) for entry in entries]
     starts = [scale_of(metric) * curve.values[:, :1] for curve in curves]
     most = np.inf if part.goal == "max" else 3 * np.nanmax(np.concatenate(starts), initial=0)
     for entry, curve in zip(entries, curves, strict=True):
-        x = curve.spent[kind] / (unit[1] if kind in BYTES else 1.0)
+        x = curve.spent[kind] / size
         there = (x > 0) | (axis.get_xscale() == "linear")
         x, values = x[there], scale_of(metric) * curve.values[:, there]
         middle = band(axis, x, np.where(values > most, np.nan, values), **_look(part, entry))
@@ -131,7 +131,9 @@ def _curves(
         if len(known) and any(t is not None for t in curve.diverged):
             end, color = known[-1], entry.series.color
             axis.plot(x[end], middle[end], "x", color=color, clip_on=False, ms=7, mew=2)
-    axis.set_xlabel(AXES[kind].format(unit[0]))
+    if part.budget is not None and kind in part.budget.limits:
+        axis.axvline(part.budget.limits[kind] / size, color="0.5", ls=":", lw=1)
+    axis.set_xlabel(AXES[kind].format(unit))
 
 
 def _grid(axis: Any, part: Part, entries: Entries, key: str) -> None:

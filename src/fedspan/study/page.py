@@ -65,9 +65,12 @@ def drawing(path: Path) -> Markup:
 
 def specs(section: Section) -> list[tuple[str, str]]:
     """Return the spec of every series, without the seed, as TOML."""
-    series = [entry.series for entry in section.entries if entry.row == 0]
-    plain = [{k: v for k, v in one.spec.items() if k != "seed"} for one in series]
-    return [(one.label, tomli_w.dumps(spec)) for one, spec in zip(series, plain, strict=True)]
+    found = []
+    for entry in section.entries:
+        if entry.row == 0:
+            plain = {key: value for key, value in entry.series.spec.items() if key != "seed"}
+            found.append((entry.label, tomli_w.dumps(plain)))
+    return found
 
 
 def charts(section: Section) -> list[tuple[str, str, Markup]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
+from fedspan.core.errors import one_line
 from fedspan.engine.history import HELD_OUT
 from fedspan.study.budget import sized
 from fedspan.study.curves import Floats, Table
@@ -182,8 +183,7 @@ def _lost(part: Part, entries: Entries) -> str:
             what = word if word != "NaN" else f"has no number as {name_of(part.metric)}"
             what += f" in {count} of {seeds} seeds" if seeds > 1 else ""
             if word == "failed" and one.failures:
-                why = one.failures[0].partition(": ")[2]
-                what += f" ({why if len(why) < LONG else why[:LONG] + '…'})"
+                what += f" ({one_line(one.failures[0].partition(': ')[2], LONG)})"
             found.append(f"{label} {what}")
         if one.final.whole and part.budget is not None:
             spent, limits = one.curve(part).spent, part.budget.limits

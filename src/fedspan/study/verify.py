@@ -20,7 +20,6 @@ from fedspan.api.run import run
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError, SpecError, one_of
 from fedspan.core.extras import versions
-from fedspan.core.json_log import read_lines
 from fedspan.core.spec import Spec, Table, with_values
 from fedspan.data import datasets
 from fedspan.engine import history
@@ -93,8 +92,7 @@ class _Until(Callback):
 def of_file(path: Path) -> Recorded:
     """Return the run of a history file."""
     header, rows = history.read(path)
-    specs = (line["spec"] for line in read_lines(path)[0] if "spec" in line)
-    if any(spec["method"] != header["spec"]["method"] for spec in specs):
+    if "lr" in header:
         raise SpecError("it was continued with another learning rate")
     return Recorded(header["spec"], rows, header.get("versions", {}))
 

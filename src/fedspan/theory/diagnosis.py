@@ -15,9 +15,8 @@ from fedspan.core.errors import SpecError, shown
 from fedspan.core.layout import Layout
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
-from fedspan.core.projector import Projector, draw
+from fedspan.core.projector import draw
 from fedspan.methods.box import Box
-from fedspan.projectors.identity import Identity
 from fedspan.theory import corollary, theorem
 from fedspan.theory.estimates import Estimates, estimate
 from fedspan.theory.setting import Setting, Steps
@@ -111,14 +110,9 @@ def setting_of(
     """A run as the theorem sees it."""
     return Setting(
         L=found.L.value, sigma2=found.sigma2.value, gap=found.gap.value, control=found.control.value,
-        rho=rho_of(method, problem.layout), clients=clients_per_round, share=clients_per_round / problem.clients,
+        rho=min(rhos_of(method, problem.layout)), clients=clients_per_round, share=clients_per_round / problem.clients,
         local_steps=method.local_steps, rounds=rounds,
     )  # fmt: skip
-
-
-def rho_of(method: Method, layout: Layout) -> float:
-    """ρ of the narrowest block: the proof needs E[PᵀP] ⪰ ρI only, and wider blocks satisfy it."""
-    return min(_block_rhos(method, layout))
 
 
 def _controlled(method: Method) -> bool:
@@ -126,17 +120,13 @@ def _controlled(method: Method) -> bool:
     return isinstance(method, Box) and method.drift.in_gradients and bool(method.controls)
 
 
-def _space(method: Method) -> Projector | None:
-    """The random subspaces of a method; None if it moves x in all of the space."""
-    space: Projector | None = getattr(method, "space", None)
-    return None if isinstance(space, Identity) else space
-
-
-def _block_rhos(method: Method, layout: Layout) -> set[float]:
-    if (space := _space(method)) is None:
+def rhos_of(method: Method, layout: Layout) -> set[float]:
+    """ρ of every block. That of a run is the smallest: the proof needs E[PᵀP] ⪰ ρI, and wider blocks satisfy it."""
+    space = getattr(method, "space", None)
+    if space is None:
         return {1.0}
     sizes = draw(space, layout, (0,), 0).sizes
-    return {size / block.size for size, block in zip(sizes, layout.blocks, strict=True)}
+    return {size / block.size for size, block in zip(sizes, layout.blocks, strict=True)} or {1.0}
 
 
 def _at(owner: Any, name: str, default: Any) -> Any:
@@ -165,7 +155,7 @@ def uncovered(
     if settings is not None and settings.dp is not None:
         why = "the proof knows no clipped replies and no noise on them"
         found.append(("`privacy`", "with a clip", "None", why))
-    space = _space(method)
+    space = getattr(method, "space", None)
     if space is not None and (kind := registry.name_of(space)) not in ISOTROPIC:
         why = "it is not known to have E[PᵀP] = ρI independently of the data and of earlier rounds (A3)"
         found.append(("`space`", shown(kind), "'coordinate'", why))
@@ -188,7 +178,7 @@ def outside_theory(
         (problem.weights is not None, "clients have different weights: the theorem is for a plain mean"),
         (problem.cohort_mode == "per_client", "mini-batches are shuffled passes, not independent draws (A2); L was "
          "estimated at x⁰ only (A1)"),
-        (len(_block_rhos(method, problem.layout)) > 1, "blocks have different shares of directions; ρ is the smallest "
+        (len(rhos_of(method, problem.layout)) > 1, "blocks have different shares of directions; ρ is the smallest "
          "of them"),
     ]  # fmt: skip
     return [text for applies, text in cases if applies]
