@@ -27,7 +27,7 @@ from fedspan.core.objective import Problem
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
-from fedspan.theory.gradient_probe import GradientProbe, all_clients
+from fedspan.theory.gradient_probe import full_grads
 
 ROOT = Path(__file__).parents[1]
 TASK = {
@@ -58,15 +58,13 @@ def measure(problem: Problem, method: Any, rounds: int) -> dict[str, dict[str, f
             loop.step()
     x, own, rnd = loop.server.x, clients.clients().c, loop._round()
     length = method.lr * method.local_steps  # of a plain step along the mean gradient
-    here, down, after = all_clients(problem).full_grads(x), method.broadcast(loop.server, rnd), []
+    here, down, after = full_grads(problem, x), method.broadcast(loop.server, rnd), []
     for place, client in enumerate(rnd.ids[0]):
         one = rnd.subset(np.array([place]))
         state = Bundle(c=own[:, client : client + 1])
         with torch.inference_mode():
             _, up = method.client_step(state, down, problem.cohort(one), one)
-        after.append(
-            GradientProbe(problem, np.array([client])).full_grads(x - length * (down.Pc + up.v))
-        )
+        after.append(full_grads(problem, x - length * (down.Pc + up.v), np.array([client])))
     order = np.argsort(rnd.ids[0])
     others = {
         "moved": torch.cat([after[i] for i in order], 1),

@@ -52,7 +52,7 @@ def check(one: Recorded, rounds: int, tolerance: float = TOLERANCE) -> tuple[str
         return "cannot run", str(error)
     found = one.again(rounds)
     text = f"{rounds} rounds: {words(one, found)}"
-    if not found or found[0].size <= tolerance:
+    if not found or found[0][0] <= tolerance:
         return "same", text
     same = one.versions.get("fedspan") == fedspan.__version__
     return ("DIFFERS" if same else "older"), text

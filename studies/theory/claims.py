@@ -17,7 +17,7 @@ from fedspan.tasks.regression import RegressionProblem
 from fedspan.theory import corollary, theorem
 from fedspan.theory.diagnosis import setting_of
 from fedspan.theory.estimates import estimate, variance
-from fedspan.theory.gradient_probe import all_clients
+from fedspan.theory.gradient_probe import batch_grads
 from fedspan.theory.setting import Setting, Steps
 from runs import Run
 
@@ -59,7 +59,7 @@ def setting(run: Run) -> Setting:
 def noise(run: Run) -> float:
     """mean_i σ_i² at x⁰."""
     problem = problem_of(run.spec)
-    return float(variance(all_clients(problem).batch_grads(problem.x0, 400))[0].mean())
+    return float(variance(batch_grads(problem, problem.x0, 400))[0].mean())
 
 
 def factor(run: Run) -> float:

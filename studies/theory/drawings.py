@@ -11,7 +11,7 @@ import numpy as np
 
 import claims
 import lemmas
-from fedspan.study.figures import STYLE, band, handles, panels, save
+from fedspan.study.figures import STYLE, band, panels, save
 from runs import Run
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -24,7 +24,7 @@ def draw(name: str, runs: list[Run], path: Path) -> Path | None:
     with plt.rc_context(STYLE):
         figure, ((axis,),) = panels(1, 1)
         FIGURES[name](axis, runs)
-        return save(figure, path, handles(axis))
+        return save(figure, path)
 
 
 def _drift(axis: Any, runs: list[Run]) -> None:

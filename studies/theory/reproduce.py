@@ -36,7 +36,7 @@ def reproduce(
     """Make the runs, judge the claims, and write table, figures and page."""
     runs = out / "runs"
     todo = [job for one in trial.experiments for job in one.jobs(runs, trial.seeds)]
-    execute(todo, jobs, console, "runs")
+    execute(todo, jobs, console)
     sections, claims, verdict = list[Section](), list[Claim](), list[str]()
     for one in trial.experiments:
         found = one.read(runs, trial.seeds)
@@ -49,14 +49,9 @@ def reproduce(
     about = f"{trial.about} {trial.seeds} seeds, scale `{trial.scale}`."
     head = "\n\n".join([f"# {trial.title}", *verdict, about])
     write_atomic(out / "tables.md", f"{head}\n\n{_grid(claims).markdown()}".encode())
-    missed = [
-        f"{one.text}: predicted {one.predicted}, observed {one.observed}"
-        for one in claims
-        if not one.holds
-    ]
     made = ", ".join(f"{name} {number}" for name, number in versions().items())
     footer = f"{seconds(todo) / 60:.1f} core-minutes of computing. {made}"
-    report = Report(trial.title, about, sections, command, missed, footer, verdict=verdict)
+    report = Report(trial.title, about, sections, command, footer, verdict=verdict)
     write_atomic(out / "index.html", page.render(report).encode())
     shown = Table(*HEADER, title=trial.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for one in claims:

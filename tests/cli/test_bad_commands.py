@@ -80,7 +80,6 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("run", "s.toml", "--set", "engine.states_dir=''"), "states_dir"),
     (("run", "s.toml", "--set", "method.name=FedAvgg"), "did you mean 'fedavg'"),
     (("partition", "s.toml", "--set", "task.clients=100000000000"), "memory"),
-    (("diagnose", "s.toml", "--target", "nan"), "`target`"),
     (("report", "nothere"), "'nothere' does not exist; give directories that runs were written to"),
     (("report", "nothere", "--out", "o"), "'nothere' does not exist"),
     (("report", LONG), "longer than file names may be"),

@@ -86,7 +86,7 @@ def test_news_come_only_when_a_history_has_grown(tmp_path: Path) -> None:
         second = asked(address, first["stamp"])
         assert ">4</td>" in second["main"]
         run.append(row(12))
-        assert "1 run finished" in asked(address)["status"]
+        assert "1 of 1 runs finished" in asked(address)["status"]
 
 
 def test_a_run_without_rows_is_waited_for(tmp_path: Path) -> None:
@@ -103,14 +103,14 @@ def test_a_comparison_is_followed_to_its_end(tmp_path: Path) -> None:
     conduct.make_runs(study, tmp_path / "out" / "runs", jobs=1, console=Console(quiet=True))
     with served(tmp_path / "out") as address:
         running = asked(address)
-        assert "<h1>S and F on the regression problem" in running["main"]
+        assert "<h1>fedavg and ssf on the regression problem" in running["main"]
         assert "fedspan compare …" not in running["main"]
         results.save(
             results.collect(study, tmp_path / "out" / "runs", "fedspan compare …"), tmp_path / "out"
         )
         done = asked(address, running["stamp"])
         assert "fedspan compare …" in done["main"]
-        assert "4 runs finished" in done["status"]
+        assert "4 of 4 runs finished" in done["status"]
 
 
 def test_only_this_machine_reads_and_only_the_page(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_port_in_use_and_a_missing_directory_are_told_in_one_line(tmp_path: Pa
     with served(tmp_path) as address:
         port = int(address.rstrip("/").rpartition(":")[2])
         with pytest.raises(
-            SpecError, match=f"port {port} is in use; choose another one with --port"
+            SpecError, match=rf"port {port} cannot be used \(.*\); choose another one with --port"
         ):
             live.Server([tmp_path], None, "", port)
     with pytest.raises(SpecError, match="'nowhere' does not exist"):

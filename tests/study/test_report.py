@@ -238,7 +238,7 @@ def test_many_methods_are_counted_in_the_title() -> None:
         "base": {"rounds": 2, "task": task, "method": {"name": "fedavg", "lr": 0.1}}
     }
     few, many = (
-        study_of(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}}).parts[0]
+        study_of(table | {"variants": {f"m{i}": {"label": f"M{i}"} for i in range(n)}})
         for n in (2, 9)
     )
     assert titled(few) == "M0 and M1 on the regression problem, het 2"
@@ -268,7 +268,7 @@ def test_a_title_names_the_problem_in_words(task: dict[str, Any], words: str) ->
 def test_every_line_lies_in_its_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels share their y axis; the second row of the part ends far below the first."""
     kept: list[Any] = []
-    monkeypatch.setattr(figures, "save", lambda figure, path, legend: kept.append(figure) or path)
+    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure) or path)
     part, entries = entries_of([line("high", [1.0, 0.9, 0.8]), line("low", [1.0, 0.1, 1e-3])])
     rows = [Case({"n": n}) for n in (0, 1)]
     placed = [dataclasses.replace(entry, row=n) for n, entry in enumerate(entries)]

@@ -120,3 +120,11 @@ def test_what_no_spec_can_say_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SpecError, match="holds no runs"):
         verify(tmp_path / "empty")
+
+
+def test_a_run_with_two_learning_rates_is_refused(tmp_path: Path) -> None:
+    run(Spec.from_table(TABLE), tmp_path / "a", progress=False)
+    slower = TABLE | {"rounds": 17, "method": TABLE["method"] | {"lr": 0.01}}
+    run(Spec.from_table(slower), tmp_path / "a", resume=True, progress=False)
+    with pytest.raises(SpecError, match="it was continued with another learning rate"):
+        verify(tmp_path / "a")

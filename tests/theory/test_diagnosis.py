@@ -29,10 +29,10 @@ from fedspan.core.spec import Spec, with_values
 from fedspan.engine.provenance import LR
 from fedspan.nn.models import mlp
 from fedspan.tasks.regression import Regression
-from fedspan.theory import corollary, theorem
-from fedspan.theory.diagnosis import diagnose, outside_theory, rho_of
+from fedspan.theory import theorem
+from fedspan.theory.diagnosis import diagnose, outside_theory, rhos_of
 from fedspan.theory.diagnostics import measure
-from fedspan.theory.gradient_probe import all_clients
+from fedspan.theory.gradient_probe import full_grads
 from support.axes import by_axis
 from support.loops import advance, model, settings, small, start
 from support.methods import build, every_method
@@ -80,16 +80,6 @@ def test_the_papers_steps_break_its_conditions_as_reported() -> None:
         assert found.conditions[0].excess == pytest.approx(times, rel=0.1)
         assert not any(condition.holds for condition in found.conditions)
         assert all(condition.holds for condition in theorem.conditions(found.setting, found.safe))
-        assert [f.rho for f in found.forecast] == [0.01, 0.05, 0.1, 0.2, 0.5, 1.0]
-        assert (
-            np.diff([f.rounds for f in found.forecast]).max() < 0
-        )  # a wider subspace is promised to be faster
-        at_target = dataclasses.replace(found.setting, rounds=math.ceil(found.forecast[3].printed))
-        assert corollary.bound(at_target) == pytest.approx(found.target**2, rel=1e-3)
-        at_target = dataclasses.replace(found.setting, rounds=math.ceil(found.forecast[3].rounds))
-        steps = theorem.steps_proved(at_target)
-        assert all(condition.holds for condition in theorem.conditions_proved(at_target, steps))
-        assert theorem.bound_proved(at_target, steps) == pytest.approx(found.target**2, rel=5e-3)
 
 
 ALWAYS = {"rank": 3, "correction": "always"}
@@ -214,22 +204,21 @@ def test_weights_of_clients_are_outside_the_theorem() -> None:
 
 def test_the_share_of_directions() -> None:
     layout = small().layout
-    assert rho_of(build("scaffold"), layout) == 1.0
-    assert rho_of(build("ssf", projector={"name": "identity"}), layout) == 1.0
-    assert rho_of(build("ssf", rank=3), layout) == 3 / 12
+    assert rhos_of(build("scaffold"), layout) == {1.0}
+    assert rhos_of(build("ssf", projector={"name": "identity"}), layout) == {1.0}
+    assert rhos_of(build("ssf", rank=3), layout) == {3 / 12}
 
 
 @pytest.mark.parametrize("lr", [0.01, "auto", "search"])
 def test_a_diagnosis_is_printed(lr: float | str, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(Spec.from_table(table(method__lr=lr)).toml())
-    words = ["diagnose", str(tmp_path / "spec.toml"), "--target", "0.5"]
+    words = ["diagnose", str(tmp_path / "spec.toml")]
     text = CliRunner().invoke(app, words).stdout
     for word in (
         "L = max L_i",
         "(4) 4L²η̃²/ρ² ≤ 1",
         "safe: the corollary's",
         "guaranteed",
-        "‖∇F‖ ≤ 0.5",
     ):
         assert word in text
     assert ("times the limit" in text) == ("of the spec" in text) == (lr == 0.01)
@@ -322,7 +311,7 @@ def test_where_the_server_scales_its_steps_the_search_goes_down(name: str) -> No
 def by_hand(loop: Any) -> dict[str, np.ndarray]:
     """C_t, ‖c − mean c_i‖, ‖∇F‖² and the cosine, one client at a time."""
     x, states, n = model(loop), loop.transport.clients(), loop.problem.clients
-    grads = all_clients(loop.problem).full_grads(x)[0].numpy()
+    grads = full_grads(loop.problem, x)[0].numpy()
     c, own = loop.server.c[0, 0].numpy(), states.c[0].numpy()
     whole = grads.mean(0)
     cosines = [
@@ -355,11 +344,11 @@ def test_live_drift_is_that_of_the_next_round() -> None:
     """With all clients in the round the measured drift is what their local steps then do; FedAvg, exact gradients."""
     problem = small(batch="full")
     loop = advance(start(build("fedavg", lr=0.02, local_steps=3), problem, 7), 5)
-    x, asked, total = model(loop), all_clients(problem), 0.0
+    x, total = model(loop), 0.0
     y = x.expand(-1, 7, -1)
     for _ in range(3):
         total += float((y - x).square().sum(-1).mean()) / 3
-        y = y - 0.02 * asked.full_grads(y)
+        y = y - 0.02 * full_grads(problem, y)
     assert measure(loop)["drift"][0] == pytest.approx(total, rel=1e-9)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ import torch
 
 from fedspan.nn.models import build, mlp
 from fedspan.tasks.regression import Regression
-from fedspan.theory.estimates import Effort, estimate, smoothness, variance
-from fedspan.theory.gradient_probe import all_clients
+from fedspan.theory.estimates import estimate, smoothness, variance
+from fedspan.theory.gradient_probe import batch_grads, full_grads
 from support.loops import settings, small
 from support.networks import network
 
@@ -31,14 +32,11 @@ def exact_smoothness(problem: object) -> np.ndarray:
 def test_smoothness_of_the_toy(het: float, dtype: torch.dtype) -> None:
     problem = Regression(het=het).build((3,), settings(20, dtype))
     known = exact_smoothness(problem)
-    each, mean = problem.smoothness()
+    each = problem.smoothness()
     np.testing.assert_allclose(each[0], known, rtol=1e-5)
     assert estimate(problem).L.value == pytest.approx(known.max(), rel=1e-5)
-    asked = all_clients(problem)
-    iterated, *_ = smoothness(asked.full_grads, problem.x0.expand(-1, 20, -1))
+    iterated, _ = smoothness(partial(full_grads, problem), problem.x0.expand(-1, 20, -1))
     np.testing.assert_allclose(iterated[0], known, rtol=0.05)  # the generic way, to 5 %
-    whole, *_ = smoothness(lambda y: asked.full_grads(y).mean(1, keepdim=True), problem.x0)
-    assert whole[0, 0] == pytest.approx(mean[0], rel=0.05)
 
 
 def test_variance_of_the_toy() -> None:
@@ -50,7 +48,7 @@ def test_variance_of_the_toy() -> None:
         7, -1, m * d
     )  # at x = 0
     known = ((single - single.mean(1, keepdims=True)) ** 2).sum(-1).mean(1) / 4
-    found, error = variance(all_clients(problem).batch_grads(problem.x0, 4000))
+    found, error = variance(batch_grads(problem, problem.x0, 4000))
     np.testing.assert_allclose(found[0], known, rtol=0.1)
     assert error < 0.05
 
@@ -60,7 +58,7 @@ def test_gap_and_control_of_the_toy() -> None:
     found = estimate(problem)
     best = problem.evaluate(problem.optimum())["loss"][0]  # type: ignore[attr-defined]
     assert found.gap.value == pytest.approx(problem.evaluate(problem.x0)["loss"][0] - best)
-    grads = all_clients(problem).full_grads(problem.x0)
+    grads = full_grads(problem, problem.x0)
     assert found.control.value == pytest.approx(float(grads.square().sum(-1).mean()))
     assert found.grad_sq.value == pytest.approx(float(grads.mean(1).square().sum()))
 
@@ -71,7 +69,7 @@ def test_smoothness_of_a_network_against_its_hessian() -> None:
         torch.nn.Flatten(), torch.nn.Linear(6, 4), torch.nn.Tanh(), torch.nn.Linear(4, 10)
     )
     problem = network(model, 2, 32, 32, (6,))
-    found = estimate(problem, Effort(clients=2, examples=32, iterations=200))
+    found = estimate(problem, clients=2, examples=32, iterations=200)
     names = [block.name for block in problem.layout.blocks]
     for place, source in enumerate(problem.client_data):
         inputs, targets = source.take(torch.arange(32))

@@ -10,28 +10,22 @@ if TYPE_CHECKING:
     from fedspan.theory.diagnosis import Diagnosis
 
 
-def command(
-    spec: SpecFile, changes: Changes = None, target: float | None = None, threads: Threads = 1
-) -> None:
-    """Check a spec's step sizes against the convergence theory.
-
-    Args:
-        target: ‖∇F‖ to forecast for. Default: a tenth of that at the start.
-    """
+def command(spec: SpecFile, changes: Changes = None, threads: Threads = 1) -> None:
+    """Check a spec's step sizes against the convergence theory."""
     from fedspan.api.diagnose import diagnose
 
-    _show(diagnose(load_spec(spec, changes, threads), target))
+    _show(diagnose(load_spec(spec, changes, threads)))
 
 
 def _show(found: Diagnosis) -> None:
-    """Print estimates, conditions, step sizes, guaranteed rounds and bytes, and what lies outside the theory."""
+    """Print estimates, conditions, step sizes, the bound at the safe ones, and what lies outside the theory."""
     from rich.markup import escape
 
-    from fedspan.cli._tables import console, say, show, size
+    from fedspan.cli._tables import console, say, show
 
     known = found.estimates
     estimates = {
-        "L = max L_i": known.L, "L of F": known.L_mean, "σ²": known.sigma2, "Δ_F": known.gap, "C_0": known.control,
+        "L = max L_i": known.L, "σ²": known.sigma2, "Δ_F": known.gap, "C_0": known.control,
         "‖∇F(x⁰)‖²": known.grad_sq,
     }  # fmt: skip
     show(
@@ -65,15 +59,7 @@ def _show(found: Diagnosis) -> None:
     )
     say(
         f"guaranteed after {setting.rounds:,} rounds with the safe steps: min ‖∇F‖² ≤ {found.bound:.3g} as "
-        f"printed, {found.bound_proved:.3g} as proved\n\n"
-        f"guaranteed rounds and bytes until ‖∇F‖ ≤ {found.target:.3g}"
-    )
-    show(
-        ("ρ", "rounds, as printed", "as proved", "up", "down"),
-        [
-            (f"{f.rho:g}", f"{f.printed:.3g}", f"{f.rounds:.3g}", size(f.up), size(f.down))
-            for f in found.forecast
-        ],
+        f"printed, {found.bound_proved:.3g} as proved"
     )
     for warning in found.warnings:
         console.print(

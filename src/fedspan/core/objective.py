@@ -116,8 +116,8 @@ class Problem(ABC):
         """Whether such a computation needs no autograd, and cannot fail for a network that the loop can train."""
         return False
 
-    def smoothness(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
-        """(L_i, (runs, N); L of F, (runs,)) if the task knows its Hessians; None: they are estimated."""
+    def smoothness(self) -> npt.NDArray[np.float64] | None:
+        """L_i, (runs, N), if the task knows its Hessians; None: they are estimated."""
         return None
 
     def lowest(self) -> npt.NDArray[np.float64] | None:

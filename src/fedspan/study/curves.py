@@ -121,62 +121,41 @@ class Series:
         has a row at its old end. What was spent never falls when a seed drops out.
         """
         lasts = [rows[-1] if rows else {} for rows in runs]
-        far = {
-            seed: last["round"]
-            for seed, last in zip(seeds, lasts, strict=True)
-            if last and not last.get("diverged")
-        }
+        gone = [last["round"] if last.get("diverged") else None for last in lasts]
+        pairs = zip(seeds, lasts, gone, strict=True)
+        far = {seed: last["round"] for seed, last, t in pairs if last and t is None}
         end = min(far.values(), default=math.inf)
         by_round = [{row["round"]: row for row in rows} for rows in runs]
         rounds = [
             t
             for t in sorted(set[int]().union(*by_round))
             if t <= end and all(t in rows or max(rows, default=-1) < t for rows in by_round)
-        ] or [0]
-        zero = {"up_bytes": 0, "down_bytes": 0, "seconds": 0.0}
-        there = [[rows[t] for rows in by_round if t in rows] or [zero] for t in rounds]
+        ]
+        if not rounds:
+            zero = {"round": 0, "up_bytes": 0, "down_bytes": 0, "seconds": 0.0}
+            rounds, by_round = [0], [{0: zero}]
 
-        def spent(over_seeds: Any, *keys: str) -> Floats:
-            sums = [
-                over_seeds([sum(row.get(key, math.nan) for key in keys) for row in rows])
-                for rows in there
-            ]
-            return np.maximum.accumulate(np.array(sums, float))
+        def column(key: str, whose: list[dict[int, Line]]) -> Floats:
+            return np.array([[rows.get(t, {}).get(key) for t in rounds] for rows in whose], float)
 
-        def value(row: Line, metric: str) -> float:
-            found = None if row.get("diverged") else row.get(metric)
-            return math.nan if found is None else float(found)
-
-        up, down = spent(np.mean, "up_bytes"), spent(np.mean, "down_bytes")
-        gone = [last["round"] if last.get("diverged") else None for last in lasts]
-        known = [rows[0].keys() for rows in runs if rows]
-        return Series(
-            label=label,
-            color=color,
-            spec=spec,
-            seeds=tuple(seeds),
-            spent={
-                "round": np.array(rounds, float),
-                "up": up,
-                "down": down,
-                "total": up + down,
-                "seconds": spent(np.mean, "seconds"),
-                "hours": spent(np.mean, "hours"),
-                "up_most": spent(max, "up_bytes"),
-                "total_most": spent(max, "up_bytes", "down_bytes"),
-            },
-            metrics={
-                name: np.array(
-                    [[value(rows.get(t, {}), name) for t in rounds] for rows in by_round]
-                )
-                for name in (known[0] if known else ())
-                if name not in PLAIN and all(name in one for one in known)
-            },
-            diverged=[t if t is not None and t <= end else None for t in gone],
-            failed=[not rows for rows in runs],
-            unfinished={seed: t for seed, t in far.items() if t < spec["rounds"]},
-            costs=costs or {},
+        costs_of = {axis: column(f"{axis}_bytes", by_round) for axis in ("up", "down")}
+        costs_of["total"] = costs_of["up"] + costs_of["down"]
+        costs_of |= {axis: column(axis, by_round) for axis in ("round", "seconds", "hours")}
+        spent = {}
+        for axis, values in costs_of.items():
+            mean, _, most = over_seeds(values)
+            spent[axis] = np.maximum.accumulate(mean)
+            spent[f"{axis}_most"] = np.maximum.accumulate(most)
+        alive = [{t: row for t, row in one.items() if not row.get("diverged")} for one in by_round]
+        first = [rows[0] for rows in runs if rows]
+        names = [key for key in first[0] if all(key in row for row in first)] if first else []
+        metrics = {name: column(name, alive) for name in names if name not in PLAIN}
+        failed = [not rows for rows in runs]
+        unfinished = {seed: t for seed, t in far.items() if t < spec["rounds"]}
+        found = Series(
+            label, color, spec, tuple(seeds), spent, metrics, gone, failed, unfinished, costs or {}
         )
+        return found.until(end)
 
     def curve(self, metric: str) -> Series:
         """Return the series as it is read by a metric."""
@@ -226,8 +205,7 @@ class Series:
 
     def alive(self) -> list[int]:
         """Return the seeds that neither diverged nor failed."""
-        gone = zip(self.diverged, self.failed, strict=True)
-        return [n for n, (t, lost) in enumerate(gone) if t is None and not lost]
+        return [n for n, t in enumerate(self.diverged) if t is None and not self.failed[n]]
 
     def ends(self, last: int) -> Floats:
         """Return the mean over the last evaluations, for each seed that is alive; nan if none is."""
@@ -242,22 +220,23 @@ class Series:
         """Return the best evaluation of each seed over seeds, including those that diverged later."""
         pick = np.nanmax if goal == "max" else np.nanmin
         tops = [pick(row) for row in self.values if np.isfinite(row).any()]
-        found = self._over_seeds(np.array(tops) if tops else np.full(len(self.alive()), np.nan))
-        return found._replace(diverged=0) if tops else found
+        if not tops:
+            return self._over_seeds(np.full(len(self.alive()), np.nan))
+        return self._over_seeds(np.array(tops))._replace(diverged=0)
 
     def _over_seeds(self, values: Floats) -> Tail:
-        known = values[np.isfinite(values)]
+        known, seeds = values[np.isfinite(values)], len(self.diverged)
         mean = float(known.mean()) if len(known) else math.nan
         spread = float(known.std(ddof=1)) if len(known) > 1 else math.nan
         gone, failed = sum(t is not None for t in self.diverged), sum(self.failed)
-        undefined = len(values) - len(known) if gone + failed < len(self.diverged) else 0
-        return Tail(mean, spread, gone, len(self.diverged), failed, undefined)
+        undefined = len(values) - len(known) if gone + failed < seeds else 0
+        return Tail(mean, spread, gone, seeds, failed, undefined)
 
     def to_json(self) -> Table:
         """Return plain values, rounded to six digits; label and color are kept elsewhere."""
-        timed = np.isfinite(self.spent["hours"]).all()
-        saved = {key: axis for key, axis in SAVED.items() if timed or axis != "hours"}
-        spent = {key: rounded(self.spent[axis]) for key, axis in saved.items()}
+        spent = {key: rounded(self.spent[axis]) for key, axis in SAVED.items()}
+        if None in spent["hours"]:
+            del spent["hours"]
         values = {name: [rounded(v) for v in seeds] for name, seeds in self.metrics.items()}
         ends = {"diverged": self.diverged, "failed": self.failed}
         return {"spec": self.spec, "seeds": list(self.seeds)} | spent | ends | {"metrics": values}
@@ -269,8 +248,8 @@ class Series:
         spent = {axis: np.array(table.get(key, none), float) for key, axis in SAVED.items()}
         spent["total"] = spent["up"] + spent["down"]
         metrics = {name: np.array(values, float) for name, values in table["metrics"].items()}
-        ends = table["diverged"], table["failed"]
-        return Series(label, color, table["spec"], tuple(table["seeds"]), spent, metrics, *ends)
+        spec, seeds, *ends = (table[key] for key in ("spec", "seeds", "diverged", "failed"))
+        return Series(label, color, spec, tuple(seeds), spent, metrics, *ends)
 
 
 def over_seeds(values: Floats) -> tuple[Floats, Floats, Floats]:
@@ -291,55 +270,51 @@ def find(places: Sequence[Path]) -> list[tuple[str, list[Series]]]:
 
     Seeds of a spec are one series.
     """
-    groups: dict[str, dict[int, Run]] = {}  # identity → seed → run
+    tasks: dict[str, dict[str, dict[int, Run]]] = {}  # task → identity → seed → run
     for place in places:
-        files = sorted(place.rglob(history.NAME)) if place.is_dir() else [place]
-        homes = {file: _run_dir(file.parent) for file in files}
-        for run_dir in dict.fromkeys(homes.values()):
-            folders = [file.parent for file in sorted(run_dir.glob(f"seed-*/{history.NAME}"))]
-            check_run(run_dir, [run_dir] if (run_dir / history.NAME).exists() else folders)
+        homes: dict[Path, list[Path]] = {}  # directory of a run → histories
+        for file in sorted(place.rglob(history.NAME)) if place.is_dir() else [place]:
+            home = file.parent
+            if home.name.startswith("seed-") and (home.parent / OUTCOME).exists():
+                home = home.parent  # which its seeds share
+            homes.setdefault(home, []).append(file)
         empty = True
-        for file, home in homes.items():
-            header, rows = history.read(file)
-            spec, empty = header["spec"], empty and not rows
-            if not {"method", "rounds", "seed"} <= spec.keys():
-                raise CheckpointError(
-                    f"line 1 of {str(file)!r} has no spec with a method, rounds and a seed; run it again"
-                )
-            try:
-                identity = Spec.from_table(spec).identity()
-            except FedspanError:  # it names things which are not registered here
-                alike = {k: v for k, v in spec.items() if k not in ("rounds", "seed")}
-                identity = json.dumps(alike)
-            seeds = groups.setdefault(identity, {})
-            if len(rows) > len(seeds.get(spec["seed"], ({}, []))[1]):
-                seeds[spec["seed"]] = spec, rows, recorded(home, header)
+        for home, files in homes.items():
+            check_run(home, [file.parent for file in files])
+            for file in files:
+                header, rows = history.read(file)
+                spec = header["spec"]
+                if not {"method", "rounds", "seed"} <= spec.keys():
+                    raise CheckpointError(
+                        f"line 1 of {str(file)!r} has no spec with a method, rounds and a seed; run it again"
+                    )
+                if not rows:
+                    continue
+                try:
+                    identity = Spec.from_table(spec).identity()
+                except FedspanError:  # it names things which are not registered here
+                    identity = json.dumps(_alike(spec))
+                sizes = {k: spec[k] for k in ("model", "data") if k in spec}  # of a run of `fit`
+                task = json.dumps(spec.get("task", sizes), sort_keys=True)
+                seeds, empty = tasks.setdefault(task, {}).setdefault(identity, {}), False
+                if len(rows) > len(seeds.get(spec["seed"], ({}, []))[1]):
+                    seeds[spec["seed"]] = spec, rows, recorded(home, header)
         if empty:
             raise CheckpointError(
                 f"{str(place)!r} holds no {history.NAME} with rows; give the directory of a run"
             )
-    tasks: dict[str, list[dict[int, Run]]] = {}
-    for group in filter(None, groups.values()):
-        spec = next(iter(group.values()))[0]
-        own = {k: spec[k] for k in ("model", "data") if k in spec}  # of a run of `fit`: sizes only
-        task = json.dumps(spec.get("task", own), sort_keys=True)
-        tasks.setdefault(task, []).append(dict(sorted(group.items())))
     out = []
     titles = _different([flat(json.loads(task)) for task in tasks])
-    for title, some in zip(titles, tasks.values(), strict=True):
-        series, firsts = [], [next(iter(group.values())) for group in some]
+    for title, groups in zip(titles, tasks.values(), strict=True):
+        some = [dict(sorted(group.items())) for group in groups.values()]
+        firsts = [next(iter(group.values())) for group in some]
         names = labels([spec for spec, *_ in firsts])
-        for label, (spec, _, costs), group in zip(names, firsts, some, strict=True):
-            runs = [rows for _, rows, _ in group.values()]
-            series.append(Series.of(label, "", spec, tuple(group), runs, costs))
+        series = [
+            Series.of(label, "", spec, [*group], [rows for _, rows, _ in group.values()], costs)
+            for label, (spec, _, costs), group in zip(names, firsts, some, strict=True)
+        ]
         out.append((title or "Runs", series))
     return out
-
-
-def _run_dir(folder: Path) -> Path:
-    """Return the directory of the run to which a history belongs; seeds share the one above theirs."""
-    one_of_several = folder.name.startswith("seed-") and (folder.parent / OUTCOME).exists()
-    return folder.parent if one_of_several else folder
 
 
 def memory_file(run_dir: Path) -> Path:
@@ -358,12 +333,17 @@ def recorded(run_dir: Path, header: Line) -> Table:
 def labels(specs: Sequence[Table]) -> list[str]:
     """Return the method of each spec, with the settings in which it differs from others of that method."""
     out = [spec["method"]["name"] for spec in specs]
-    plain = [flat({k: v for k, v in one.items() if k not in ("rounds", "seed")}) for one in specs]
     for name in set(out):
         places = [n for n, spec in enumerate(specs) if spec["method"]["name"] == name]
-        for place, text in zip(places, _different([plain[n] for n in places]), strict=True):
+        texts = _different([flat(_alike(specs[n])) for n in places])
+        for place, text in zip(places, texts, strict=True):
             out[place] += f", {text}" if text else ""
     return out
+
+
+def _alike(spec: Table) -> Table:
+    """Return what the runs of a series have in common."""
+    return {key: value for key, value in spec.items() if key not in ("rounds", "seed")}
 
 
 def _different(tables: Sequence[Table]) -> list[str]:
@@ -375,11 +355,15 @@ def _different(tables: Sequence[Table]) -> list[str]:
 
 def setting(key: str, value: Any) -> str:
     """Return method.space.rank = 20 → rank 20, method.server.lr = 1.0 → server lr 1; a name stands for itself."""
-    text = f"{value:g}" if isinstance(value, float) else str(value)
     last = key.rpartition(".")[2]
     if key.endswith("server.lr"):  # beside that of the local steps
         last = "server lr"
-    return text if last == "name" else f"{last} {text}"
+    return plain(value) if last == "name" else f"{last} {plain(value)}"
+
+
+def plain(value: Any) -> str:
+    """Return a value in words; numbers without zeros at the end."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # ---- the Pareto front: the evaluations that no other run beats for the same cost or less
@@ -402,15 +386,17 @@ def pareto(
         there = np.isfinite(worth)
         lines.append((curve.spent[axis][there], worth[there]))
     costs = np.unique(np.concatenate([cost for cost, _ in lines]))
+    costs = costs[costs > 0]
+    worths = np.full((len(lines), len(costs)), -np.inf)
+    for row, (at, worth) in zip(worths, lines, strict=True):
+        if len(at):
+            row[:] = np.interp(costs, at, worth, -np.inf, -np.inf)
     best, out = -np.inf, []
-    for cost in costs[costs > 0].tolist():
-        values = [
-            float(np.interp(cost, at, worth)) if len(at) and at[0] <= cost <= at[-1] else -np.inf
-            for at, worth in lines
-        ]
-        place = int(np.argmax(values))
-        if values[place] > best:
-            best = values[place]
+    for cost, place, top in zip(
+        costs.tolist(), worths.argmax(0).tolist(), worths.max(0).tolist(), strict=True
+    ):
+        if top > best:
+            best = top
             if cost in lines[place][0]:
                 out.append((place, cost, sign * best))
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedspan.core.task import Holdings
 from fedspan.study.curves import AXES, BYTES, Axis, over_seeds
 from fedspan.study.model import Part
-from fedspan.study.results import Entry
+from fedspan.study.results import Entries, Entry
 from fedspan.study.tables import scale_of, titled, unit_of
 
 STYLE: dict[Any, Any] = {
@@ -25,7 +25,7 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "svg.hashsalt": "fedspan",
 }
-MARKERS = "os^DvP*"  # as on the page: lines are told by color and marker
+MARKERS = "os^DvPp"  # lines are told by color and marker, as on the page
 ACROSS = 3  # panels side by side
 NAMED = 40  # rows or columns of a heat map that have room for names
 
@@ -37,26 +37,19 @@ def panels(down: int, across: int, share: bool = False) -> tuple[Any, Any]:
     return figure, figure.subplots(down, across, squeeze=False, sharey="row" if share else False)
 
 
-def save(figure: Any, path: Path, legend: dict[str, Any]) -> Path:
-    """Write PNG and SVG with a legend of label → handle; return the path of the SVG."""
-    if legend:
+def save(figure: Any, path: Path) -> Path:
+    """Write PNG and SVG with one legend for all panels; return the path of the SVG."""
+    lines: dict[str, Any] = {}
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        lines |= zip(labels, handles, strict=True)
+    if lines:
         columns = max(1, int(figure.get_figwidth() / 2.1))
-        figure.legend(
-            legend.values(), legend.keys(), fontsize=8, loc="outside lower center", ncols=columns
-        )
+        figure.legend(lines.values(), lines, fontsize=8, loc="outside lower center", ncols=columns)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
     figure.savefig(path.with_suffix(".png"), bbox_inches="tight", dpi=150)
     return path.with_suffix(".svg")
-
-
-def handles(axes: Any) -> dict[str, Any]:
-    """Return label → handle over several panels."""
-    found: dict[str, Any] = {}
-    for axis in np.ravel(axes):
-        lines, labels = axis.get_legend_handles_labels()
-        found |= zip(labels, lines, strict=True)
-    return found
 
 
 def band(axis: Any, x: Any, values: Any, color: str, label: str, **look: Any) -> Any:
@@ -69,43 +62,36 @@ def band(axis: Any, x: Any, values: Any, color: str, label: str, **look: Any) ->
     return middle
 
 
-def draw(part: Part, entries: Sequence[Entry], path: Path) -> Path:
+def draw(part: Part, entries: Entries, path: Path) -> Path:
     """Draw one panel per axis and row: a part with one row has its axes side by side, another one its rows."""
     kinds = part.figure.get("x", ["round", *BYTES] if len(part.rows) == 1 else ["round"])
     rows = part.figure.get("rows", list(range(len(part.rows))))
-    cells = [(kind, row) for kind in kinds for row in rows]
-    across = len(rows) if 1 < len(rows) <= ACROSS else min(ACROSS, len(cells))
+    cells = list(itertools.product(kinds, rows))
+    across = min(ACROSS, len(rows) if len(rows) > 1 else len(cells))
     with plt.rc_context(STYLE):
         figure, axes = panels(-(-len(cells) // across), across, share=len(rows) > 1)
-        starts: dict[Any, list[float]] = {}
-        for axis, (kind, row) in zip(np.ravel(axes), cells, strict=False):
+        for n, axis in enumerate(axes.flat):
+            if n >= len(cells):
+                axis.set_visible(False)
+                continue
+            kind, row = cells[n]
             here = [entry for entry in entries if entry.row == row]
             axis.set_title(part.rows[row].label)
             axis.set_xscale("linear" if kind == "round" else "log")
             axis.set_yscale("linear" if part.goal == "max" else "log")
             if kind in AXES:
-                starts[axis] = _curves(axis, part, here, kind, part.metric, unit_of(entries))
+                _curves(axis, part, here, kind, part.metric)
             else:
                 _grid(axis, part, here, kind)
         for line in axes:
             line[0].set_ylabel(titled(part.metric))
-        for axis in np.ravel(axes)[len(cells) :]:
-            axis.set_visible(False)
-        for axis in starts if part.goal == "min" else ():
-            # a run that diverges leaves its panel; after all are drawn, because panels may share their limits
-            peers = axis.get_shared_y_axes().get_siblings(axis)
-            if beside := [top for peer in peers for top in starts.get(peer, [])]:
-                axis.set_ylim(top=min(axis.get_ylim()[1], 3 * max(beside)))
-        return save(figure, path, handles(axes))
+        return save(figure, path)
 
 
-def compare(part: Part, entries: Sequence[Entry], kind: Axis, metric: str, axis: Any = None) -> Any:
-    """Draw a metric of every variant against a cost on one axis; the budget is a dotted line."""
-    axis, unit = axis or plt.subplots(layout="constrained")[1], unit_of(entries)
-    _curves(axis, part, entries, kind, metric, unit)
-    if part.budget is not None and kind in part.budget.limits:
-        limit = part.budget.limits[kind] / (unit[1] if kind in BYTES else 1.0)
-        axis.axvline(limit, color="0.5", ls=":", lw=1)
+def compare(part: Part, entries: Entries, kind: Axis, metric: str, axis: Any = None) -> Any:
+    """Draw a metric of every variant against a cost on one axis."""
+    axis = axis or plt.subplots(layout="constrained")[1]
+    _curves(axis, part, entries, kind, metric)
     axis.set_ylabel(titled(metric))
     axis.legend(frameon=False)
     return axis
@@ -114,12 +100,11 @@ def compare(part: Part, entries: Sequence[Entry], kind: Axis, metric: str, axis:
 def _look(part: Part, entry: Entry) -> dict[str, Any]:
     """Return color, label and marker of an entry. Markers are staggered, so that lines on top of each other show."""
     number = [variant.name for variant in part.variants].index(entry.variant)
-    marker = MARKERS[number % len(MARKERS)]
     return {
         "color": entry.series.color,
-        "label": entry.series.label,
-        "marker": marker,
-        "ms": 9 if marker == "*" else 5,
+        "label": entry.label,
+        "marker": MARKERS[number % len(MARKERS)],
+        "ms": 6,
         "mec": "white",
         "mew": 0.6,
         "ls": ("-", "--", ":", "-.")[number // len(MARKERS) % 4],
@@ -127,32 +112,31 @@ def _look(part: Part, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _curves(
-    axis: Any,
-    part: Part,
-    entries: Sequence[Entry],
-    kind: Axis,
-    metric: str,
-    unit: tuple[str, float],
-) -> list[float]:
-    """Draw a metric of every variant against a cost; a cross marks where a seed diverged. Return the first values."""
-    tops: list[float] = []
-    for entry in entries:
-        curve = entry.series.curve(metric)
-        x = curve.spent[kind] / (unit[1] if kind in BYTES else 1.0)
-        whole = (x > 0) | (axis.get_xscale() == "linear")
-        x, values = x[whole], scale_of(metric) * curve.values[:, whole]
-        middle = band(axis, x, values, **_look(part, entry))
-        tops += [float(middle[0])] if len(middle) and np.isfinite(middle[0]) else []
-        if any(t is not None for t in curve.diverged) and np.isfinite(middle).any():
-            last, cross = int(np.flatnonzero(np.isfinite(middle))[-1]), {"ms": 7, "mew": 2}
-            color = entry.series.color
-            axis.plot(x[last], tops[-1], marker="x", color=color, clip_on=False, **cross)
-    axis.set_xlabel(AXES[kind].format(unit[0]))
-    return tops
+def _curves(axis: Any, part: Part, entries: Entries, kind: Axis, metric: str) -> None:
+    """Draw a metric of every variant against a cost, and the budget as a dotted line.
+
+    A cross marks where a seed diverged, which is not followed.
+    """
+    unit, size = unit_of(entries)
+    size = size if kind in BYTES else 1.0
+    curves = [entry.series.curve(metric) for entry in entries]
+    starts = [scale_of(metric) * curve.values[:, :1] for curve in curves]
+    most = np.inf if part.goal == "max" else 3 * np.nanmax(np.concatenate(starts), initial=0)
+    for entry, curve in zip(entries, curves, strict=True):
+        x = curve.spent[kind] / size
+        there = (x > 0) | (axis.get_xscale() == "linear")
+        x, values = x[there], scale_of(metric) * curve.values[:, there]
+        middle = band(axis, x, np.where(values > most, np.nan, values), **_look(part, entry))
+        known = np.flatnonzero(np.isfinite(middle))
+        if len(known) and any(t is not None for t in curve.diverged):
+            end, color = known[-1], entry.series.color
+            axis.plot(x[end], middle[end], "x", color=color, clip_on=False, ms=7, mew=2)
+    if part.budget is not None and kind in part.budget.limits:
+        axis.axvline(part.budget.limits[kind] / size, color="0.5", ls=":", lw=1)
+    axis.set_xlabel(AXES[kind].format(unit))
 
 
-def _grid(axis: Any, part: Part, entries: Sequence[Entry], key: str) -> None:
+def _grid(axis: Any, part: Part, entries: Entries, key: str) -> None:
     """Draw the result of every point of a grid against one of its settings."""
     for entry in entries:
         points = [(one.point[key], one.end) for one in entry.tried if key in one.point]
@@ -167,17 +151,14 @@ def heatmap(held: Holdings, title: str, path: Path) -> Path:
     path = path if path.suffix else path.with_suffix(".png")
     clients, classes = held.counts.shape
     size = (min(12.0, 2.5 + 0.22 * classes), min(10.0, 1.5 + 0.16 * clients))
-    with plt.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(size, layout="constrained")
-        axis: Any = figure.subplots()
-        picture = axis.imshow(held.counts, aspect="auto", cmap="viridis", interpolation="nearest")
-        figure.colorbar(picture, label="examples")
-        axis.set(xlabel="class" if held.classes else "", ylabel="client", title=title)
-        if clients <= NAMED:
-            axis.set_yticks(range(clients), held.clients)
-        if not held.classes or classes <= NAMED:
-            turned = max(map(len, held.classes), default=0) > 2
-            axis.set_xticks(range(len(held.classes)), held.classes, rotation=90 if turned else 0)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, bbox_inches="tight", dpi=150)
+    figure = Figure(size, layout="constrained")
+    axis: Any = figure.subplots()
+    figure.colorbar(axis.imshow(held.counts, aspect="auto"), label="examples")
+    axis.set(xlabel="class" if held.classes else "", ylabel="client", title=title)
+    if clients <= NAMED:
+        axis.set_yticks(range(clients), held.clients)
+    if classes <= NAMED:
+        axis.set_xticks(range(len(held.classes)), held.classes, rotation="vertical")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, bbox_inches="tight", dpi=150)
     return path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import errno
 import json
 import threading
 from collections.abc import Sequence
@@ -14,12 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedspan.core.digest import digest
 from fedspan.core.errors import ChangedError, CheckpointError, FedspanError, SpecError
-from fedspan.core.spec import read_toml
 from fedspan.core.system import WINDOWS
 from fedspan.engine import history
 from fedspan.study import page, results
-from fedspan.study.model import study_of
-from fedspan.study.report import Report, check, check_places, of_places, titled
+from fedspan.study.report import Report, check, of_places
 
 HOST = "127.0.0.1"
 
@@ -41,18 +37,15 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, places: Sequence[Path], metric: str | None, command: str, port: int) -> None:
         check(["html"])
-        check_places(places)
         self.places, self.metric, self.command = places, metric, command
-        self.lock = threading.Lock()
-        self.stamp, self.report, self.status = "", Report("", "", [], ""), ""
+        self.lock, self.stamp = threading.Lock(), ""
         self.refresh()  # a mistake is told now, not to the browser
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise
-            reason = "is in use" if error.errno == errno.EADDRINUSE else "is not allowed"
-            raise SpecError(f"port {port} {reason}; choose another one with --port") from None
+            raise SpecError(
+                f"port {port} cannot be used ({error.strerror}); choose another one with --port"
+            ) from None
 
     def refresh(self) -> None:
         """Make the report again if a history or the data of a study has changed."""
@@ -60,34 +53,26 @@ class Server(ThreadingHTTPServer):
         with self.lock:
             states = []
             for place in self.places:
-                files = [place] if place.is_file() else place.rglob("*.*")
-                for path in sorted(path for path in files if path.name in names):
+                files = [place] if place.is_file() else sorted(place.rglob("*.*"))
+                for path in (path for path in files if path.name in names):
                     status = path.stat()
                     states.append((str(path), status.st_mtime_ns, status.st_size))
             stamp = digest(json.dumps(states))
             if stamp == self.stamp:
                 return
-            where, title = ", ".join(map(str, self.places)), ""
-            for place in self.places:  # a comparison that is not finished
-                if (place / results.STUDY).is_file() and not results.has_data(place) and not title:
-                    study = study_of(read_toml(place / results.STUDY))
-                    title = study.title or titled(study.parts[0])
+            where = ", ".join(map(str, self.places))
             try:
-                report = of_places(self.places, self.metric, self.command)
+                self.report = of_places(self.places, self.metric, self.command)
             except ChangedError:
                 raise
             except CheckpointError:
-                self.report = Report(title or "No evaluation yet", "", [], self.command)
+                self.report = Report("No evaluation yet", "", [], self.command)
                 self.status = f"Waiting for {where}"
             else:
-                self.report = dataclasses.replace(report, title=title or report.title)
-                entries = [entry for section in report.sections for entry in section.entries]
-                runs = sum(len(entry.series.seeds) for entry in entries)
-                going = sum(len(entry.series.unfinished) for entry in entries)
-                finished = f"{runs} run{'s' * (runs > 1)}"
-                if going:
-                    finished = f"{runs - going} of {runs} runs"
-                self.status = f"Following {where}: {finished} finished"
+                series = [entry.series for one in self.report.sections for entry in one.entries]
+                runs = sum(len(one.seeds) for one in series)
+                ended = runs - sum(len(one.unfinished) for one in series)
+                self.status = f"Following {where}: {ended} of {runs} runs finished"
             self.stamp = stamp
 
 
@@ -96,24 +81,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page, or with the state and the page's content if it has changed since a stamp."""
-        address = urlsplit(self.path)
+        address, server = urlsplit(self.path), self.server
         if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
             self.send_error(403)  # a page elsewhere whose name leads here may not read the runs
             return
-        if address.path not in ("/", "/live.json"):
-            self.send_error(404)
-            return
         try:
-            self.server.refresh()
-            stamp, kind = self.server.stamp, "text/html"
+            server.refresh()
             if address.path == "/":
-                text = page.render(self.server.report, live=stamp)
-            else:
-                kind, news = "application/json", {"stamp": stamp, "status": self.server.status}
-                if stamp not in parse_qs(address.query).get("stamp", ()):
-                    whole = page.render(self.server.report)
+                text, kind = page.render(server.report, live=server.stamp), "text/html"
+            elif address.path == "/live.json":
+                news = {"stamp": server.stamp, "status": server.status}
+                if server.stamp not in parse_qs(address.query).get("stamp", ()):
+                    whole = page.render(server.report)
                     news["main"] = whole.partition("<main>")[2].rpartition("</main>")[0]
-                text = json.dumps(news)
+                text, kind = json.dumps(news), "application/json"
+            else:
+                self.send_error(404)
+                return
         except (FedspanError, OSError) as error:
             self.send_error(503, str(error))  # a file that is being replaced; the page asks again
             return

@@ -87,7 +87,6 @@ class Case:
     published: Table = field(
         default_factory=dict
     )  # variant → number, "0.73 ± 0.15", "nan", point, [final, best]
-    why: Table = field(default_factory=dict)  # variant → why it differs from what was published
     target: float | None = None  # a level of the metric whose cost is shown instead of the result
     variants: list[str] | None = None  # those that take part; None: all
 
@@ -260,7 +259,7 @@ GRID = {"*": list}
 VARIANT = dict.fromkeys(CHANGEABLE, object) | {"label": str, "color": str, "grid": GRID}
 TYPED: dict[str, Any] = {"base": dict, "set": dict, "tune_by": str, "metric": str, "claims": list}
 TYPED |= {"tuned_in": str, "figure": dict}
-TYPED["rows"] = [{"published": dict, "why": dict, "variants": list, "*": object}]
+TYPED["rows"] = [{"published": dict, "variants": list, "*": object}]
 WORDS = {"name": str, "title": str, "about": str}
 OWN = {*WORDS, "variants", "objects"}  # are not handed down from a study to its parts
 SETTINGS: dict[str, Any] = {
@@ -382,7 +381,7 @@ def _variants(tables: Table) -> dict[str, Variant]:
 def _case(table: Table) -> Case:
     if "target" in table:
         number("rows: target", table["target"])
-    own = {key: table[key] for key in ("published", "why", "variants", "target") if key in table}
+    own = {key: table[key] for key in ("published", "variants", "target") if key in table}
     return Case({key: value for key, value in table.items() if key not in own}, **own)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,17 @@ from markupsafe import Markup, escape
 
 from fedspan.core.method import DETAILS
 from fedspan.engine.history import higher_is_better
-from fedspan.study.curves import AXES, BYTES, Axis, over_seeds, rounded
+from fedspan.study.curves import AXES, BYTES, Floats, over_seeds, rounded
 from fedspan.study.model import Part
 from fedspan.study.report import Report, Section
-from fedspan.study.results import Entry
-from fedspan.study.tables import MEMORY, MEMORY_NOTE, best_first, scale_of, titled, unit_of
+from fedspan.study.results import Entries, Entry, by_row
+from fedspan.study.tables import MEMORY, MEMORY_NOTE, scale_of, titled, unit_of
+from fedspan.study.tuning import by_seed
 
 WEB = Path(__file__).parent / "web"
 # In the order of their definitions.
 SCRIPTS = ("dom", "drawing", "reading", "download", "hours", "chart", "tables", "page")
 FEWER = 70  # rows on each axis of a line, where a part has several rows
-DIGITS: dict[Axis, int] = {"seconds": 4, "up": 5, "total": 5}
 
 
 def render(report: Report, live: str = "") -> str:
@@ -66,9 +65,12 @@ def drawing(path: Path) -> Markup:
 
 def specs(section: Section) -> list[tuple[str, str]]:
     """Return the spec of every series, without the seed, as TOML."""
-    series = [entry.series for entry in section.entries if entry.row == 0]
-    plain = [{k: v for k, v in one.spec.items() if k != "seed"} for one in series]
-    return [(one.label, tomli_w.dumps(spec)) for one, spec in zip(series, plain, strict=True)]
+    found = []
+    for entry in section.entries:
+        if entry.row == 0:
+            plain = {key: value for key, value in entry.series.spec.items() if key != "seed"}
+            found.append((entry.label, tomli_w.dumps(plain)))
+    return found
 
 
 def charts(section: Section) -> list[tuple[str, str, Markup]]:
@@ -85,33 +87,34 @@ def charts(section: Section) -> list[tuple[str, str, Markup]]:
     return made
 
 
-def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
+def chart(part: Part, entries: Entries) -> dict[str, Any]:
     """Return everything that can be switched between. It starts with the part's metric against uplink or the budget.
 
     A part with several rows shows its own metric only, and fewer points of each line, which keeps the page small. What
     a tested correction found is drawn below every metric.
     """
     several = len(part.rows) > 1
-    known = dict.fromkeys([part.metric, *(name for one in entries for name in one.series.metrics)])
-    metrics = [name for name in known if not several or name in (part.metric, *DETAILS)]
-    goals = {n: "min" if higher_is_better(n, part.metrics) is False else "max" for n in metrics}
-    goals[part.metric] = part.goal
+    metrics = {}
+    for name in dict.fromkeys(
+        [part.metric, *(key for one in entries for key in one.series.metrics)]
+    ):
+        if name == part.metric or not several or name in DETAILS:
+            goal = "min" if higher_is_better(name, part.metrics) is False else "max"
+            goal = part.goal if name == part.metric else goal
+            metrics[name] = {"label": titled(name), "goal": goal, "log": goal == "min"}
     unit, size = unit_of(entries)
-    timed = any(np.isfinite(one.series.spent["seconds"]).any() for one in entries)
-    clocked = all(np.isfinite(one.series.spent["hours"]).all() for one in entries)
     linked = all(None not in work_of(one) for one in entries)
-    there = {"seconds": timed, "hours": clocked}
-    scales = {axis: size if axis in BYTES else 1.0 for axis in AXES if there.get(axis, True)}
-    budget = {} if part.budget is None else part.budget.limits
+    scales = {
+        axis: size if axis in BYTES else 1.0
+        for axis in AXES
+        if all(np.isfinite(one.series.spent[axis]).all() for one in entries)
+    }
+    budget = part.budget.limits if part.budget else {}
     limits = {axis: most / scales[axis] for axis, most in budget.items()}
     lines = []
-    for row in range(len(part.rows)):
-        here = [entry for entry in entries if entry.row == row]
-        series = [entry.series for entry in here]
-        series = [one.thin(FEWER) for one in series] if several else series
-        best = best_first(part, series)
-        colors = [series[n].color for n in best]
-        for n, one in enumerate(series):
+    for _, here in by_row(part, entries):
+        for n, entry in enumerate(here):
+            one = entry.series.thin(FEWER) if several else entry.series
             gone = [  # seeds that diverged or failed, in words
                 f"seed {seed} {'failed' if failed else f'diverged at round {t}'}"
                 for seed, t, failed in zip(one.seeds, one.diverged, one.failed, strict=True)
@@ -122,35 +125,40 @@ def chart(part: Part, entries: Sequence[Entry]) -> dict[str, Any]:
                 costs, rounds = one.spent[axis] / scale, one.rounds
                 each = float(f"{costs[-1] / rounds[-1]:.9g}") if rounds[-1] else 0.0
                 even = axis in BYTES and np.allclose(each * rounds, costs, rtol=2e-7, atol=0)
-                x[axis] = each if even else rounded(costs, DIGITS.get(axis, 6))
-            y: dict[str, Any] = {}
-            for name in (name for name in metrics if name in one.metrics):
-                values = one.metrics[name]
-                mean, low, high = over_seeds(scale_of(name) * values)
-                y[name] = {"mean": rounded(mean, 5)}
-                if len(values) > 1:  # of one seed these are the mean
-                    y[name] |= {"low": rounded(low, 4), "high": rounded(high, 4)}
-                missing = np.flatnonzero(~np.isfinite(values).all(0))
-                y[name]["whole"] = int(missing[0]) if len(missing) else len(one.rounds)
-            about = {"name": one.label, "color": one.color, "seeds": len(one.seeds), "gone": gone}
-            # each line has a marker; a dash tells lines of one color apart
-            dash = colors[: best.index(n)].count(one.color)
+                x[axis] = each if even else rounded(costs)
+            line = {
+                "name": one.label,
+                "color": one.color,
+                "seeds": len(one.seeds),
+                "gone": gone,
+                "x": x,
+                "y": {name: _drawn(name, v) for name, v in one.metrics.items() if name in metrics},
+                "row": entry.row,
+                # each line has a marker; a dash tells lines of one color apart
+                "dash": [other.series.color for other in here[:n]].count(one.color),
+                "marker": n,
+            }
             if linked:
-                about |= dict(zip(("cohort", "steps"), work_of(here[n]), strict=True))
-            lines.append(about | {"x": x, "y": y, "row": row, "dash": dash, "marker": n})
-    first = next((x for x in part.figure.get("x", []) if x in AXES), next(iter(limits), "up"))
-    axes: dict[Axis, None] = dict.fromkeys(scales) | ({"hours": None} if linked else {})
+                line |= zip(("cohort", "steps"), work_of(entry), strict=True)
+            lines.append(line)
+    axes = [axis for axis in AXES if axis in scales or (linked and axis == "hours")]
     return {
         "axes": {a: {"label": AXES[a].format(unit), "log": a in BYTES} for a in axes},
         "bytes": size,
-        "metrics": {
-            n: {"label": titled(n), "goal": goals[n], "log": goals[n] == "min"} for n in metrics
-        },
-        "start": {"x": first, "y": part.metric},
+        "metrics": metrics,
+        "start": {"x": next(iter(limits), "up"), "y": part.metric},
         "limits": limits,
         "rows": [row.label for row in part.rows] if several else [],
         "series": lines,
     }
+
+
+def _drawn(metric: str, values: Floats) -> dict[str, Any]:
+    """Return mean, lowest and highest over seeds, and the number of the first rows that every seed has."""
+    names = ("mean", "low", "high") if len(values) > 1 else ("mean",)
+    over = over_seeds(scale_of(metric) * values)
+    found: dict[str, Any] = {key: rounded(row) for key, row in zip(names, over, strict=False)}
+    return found | {"whole": int(np.isfinite(values).all(0).cumprod().sum())}
 
 
 def work_of(entry: Entry) -> tuple[int | None, int | None]:
@@ -161,7 +169,7 @@ def work_of(entry: Entry) -> tuple[int | None, int | None]:
     return cohort, entry.local_steps or steps
 
 
-def by_memory(part: Part, entries: Sequence[Entry]) -> dict[str, Any] | None:
+def by_memory(part: Part, entries: Entries) -> dict[str, Any] | None:
     """Return every metric against client memory, one mark per series; None if no memory is known."""
     known = [entry for entry in entries if entry.client_memory is not None]
     if not known:
@@ -169,12 +177,9 @@ def by_memory(part: Part, entries: Sequence[Entry]) -> dict[str, Any] | None:
     drawn = chart(part, known)
     for line, entry in zip(drawn["series"], known, strict=True):
         line["x"] = {"memory": rounded([(entry.client_memory or 0) / 1e6])}
-        for name in line["y"]:  # the result of the seeds that are alive, as a curve of one row
-            curve = part.inside(entry.series.curve(name))
-            ends = curve.ends(part.last(len(curve.rounds)))
-            values = over_seeds(scale_of(name) * ends[:, None])
-            mark = dict(zip(("mean", "low", "high"), map(rounded, values), strict=True))
-            line["y"][name] = mark | {"whole": int(len(ends) == len(curve.values))}
+        for name in line["y"]:  # the results of the seeds, as a curve of one row
+            ends = by_seed(part, entry.series.curve(name))
+            line["y"][name] = _drawn(name, np.array(ends)[:, None])
     return drawn | {
         "axes": {"memory": {"label": MEMORY, "log": False}},
         "start": {"x": "memory", "y": part.metric},

@@ -7,8 +7,8 @@ every spec is a variant. A report reads what runs have recorded, and builds no t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedspan.core.errors import SpecError, one_of, path_of
@@ -18,12 +18,13 @@ from fedspan.engine.history import higher_is_better, main_metric, sign_of
 from fedspan.study import results as data
 from fedspan.study import tables
 from fedspan.study.curves import Goal, Series, find
-from fedspan.study.model import COLORS, Part, Variant
-from fedspan.study.results import Entry, Results
+from fedspan.study.model import COLORS, Part, Study, Variant
+from fedspan.study.results import Entries, Entry, Results
 from fedspan.study.tables import TextTable
 from fedspan.study.verdict import described, said, standing, title_of
 
 FORMATS = ("html", "md", "csv", "png")
+TABLES = (tables.results, tables.published, tables.runs, tables.tuning)  # of a section
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ class Section:
     title: str
     about: str
     tables: list[TextTable]  # the first stands open on the page, the others are folded away
-    notes: list[str] = field(default_factory=list)
-    verdict: list[str] = field(default_factory=list)  # what the results say, in sentences
+    notes: Sequence[str] = ()
+    verdict: Sequence[str] = ()  # what the results say, in sentences
     part: Part | None = None
-    entries: list[Entry] = field(default_factory=list)
-    drawings: list[Path] = field(default_factory=list)  # SVG files
+    entries: Entries = ()
+    drawings: Sequence[Path] = ()  # SVG files
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,9 @@ class Report:
     lead: str
     sections: list[Section]
     command: str
-    missed: list[str] = field(default_factory=list)  # published numbers that do not reproduce
     footer: str = ""
     score: str = ""  # how many published numbers are reproduced
-    verdict: list[str] = field(default_factory=list)  # what the results say, in sentences
+    verdict: Sequence[str] = ()  # what the results say, in sentences
 
     @property
     def told(self) -> list[str]:
@@ -60,14 +60,14 @@ class Report:
 
     def write(self, out: Path, formats: Sequence[str]) -> list[Path]:
         """Write the report in the given formats and return the files."""
-        texts: dict[str, str] = {}
+        texts, files = dict[str, str](), list[Path]()
+        parts = [(one.title, one.part, one.entries) for one in self.sections if one.part]
         if "html" in formats:
             from fedspan.study import page
 
             texts["index.html"] = page.render(self)
         if "md" in formats:
             texts["tables.md"] = self._markdown()
-        parts = [(one.title, one.part, one.entries) for one in self.sections if one.part]
         if "csv" in formats:
             records, curves = [], []
             for title, part, entries in parts:
@@ -80,8 +80,8 @@ class Report:
             texts["curves.csv"] = tables.curves_csv(curves)
         make_dir(out)
         for name, text in texts.items():
-            write_atomic(out / name, text.encode())
-        files = [out / name for name in texts]
+            files.append(out / name)
+            write_atomic(files[-1], text.encode())
         if "png" in formats:
             from fedspan.study import figures
 
@@ -107,31 +107,32 @@ def of_study(results: Results) -> Report:
     study, sections = results.study, []
     for part in study.parts:
         entries = results.entries[part.name]
-        judged = tables.published(part, entries)
-        made = [tables.results(part, entries), *[judged] * bool(judged.rows)]
-        made.append(tables.runs(part, entries))
-        if any(entry.tried for entry in entries):
-            made.append(tables.tuning(part, entries))
+        made = [one(part, entries) for one in TABLES]
         failed = [f"failed: {line}" for entry in entries for line in entry.failures]
         events = [note for entry in entries for note in entry.notes]
         notes = [*tables.orders(part, entries), *dict.fromkeys(failed), *events]
         title, about = part.title or "Results", part.about or described(part)
-        verdict = said(part, entries)
-        sections.append(Section(title, about, made, notes, verdict, part, entries))
-    footer = ", ".join(f"{name} {number}" for name, number in results.versions.items())
+        shown = [one for one in made if one.rows]
+        sections.append(Section(title, about, shown, notes, said(part, entries), part, entries))
+    footer = _listed(results.versions)
     if results.minutes >= 0.1:
         footer = f"{results.minutes:.1f} core-minutes of computing. {footer}"
-    told = [f"{one.title}: {one.verdict[0]}" for one in sections if one.verdict]
+    told: Sequence[str] = [f"{one.title}: {one.verdict[0]}" for one in sections if one.verdict]
     if len(sections) == 1:  # its verdict stands above it
-        told, sections = sections[0].verdict, [dataclasses.replace(sections[0], verdict=[])]
-    score, missed = tables.score(results)
-    title = study.title or titled(study.parts[0])
-    return Report(title, study.about, sections, results.command, missed, footer, score, told)
+        told, sections = sections[0].verdict, [dataclasses.replace(sections[0], verdict=())]
+    score = tables.score(results)
+    return Report(titled(study), study.about, sections, results.command, footer, score, told)
 
 
-def titled(part: Part) -> str:
-    """Return what is compared on what."""
-    return title_of([variant.label for variant in part.variants], part.base.get("task", {}))
+def titled(study: Study) -> str:
+    """Return the title of a study, or what it compares on what."""
+    part = study.parts[0]
+    labels = [variant.label for variant in part.variants]
+    return study.title or title_of(labels, part.base.get("task", {}))
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in versions.items())
 
 
 def _of_runs(title: str, series: list[Series], metric: str | None) -> Section:
@@ -148,14 +149,18 @@ def _of_runs(title: str, series: list[Series], metric: str | None) -> Section:
     variants = [Variant(one.label, one.label, "", {}, {}) for one in series]
     part = Part(name="runs", base=series[0].spec, variants=variants, metric=metric, goal=goal)
     entries, notes = [], []
-    best = tables.best_first(part, series)  # the best ones get the most distinct colors
-    for n, one in enumerate(series):
+    for one in series:
         curve = one.curve(metric)
-        drawn = dataclasses.replace(one.thin(), color=COLORS[best.index(n) % len(COLORS)])
         ends = curve.tail(1), curve.best(goal)
-        entries.append(Entry(0, one.label, drawn, *ends, **one.costs))
+        entries.append(Entry(0, one.label, one.thin(), *ends, **one.costs))
         for seed, t in one.unfinished.items():
             notes.append(f"{one.label}: seed {seed} is at round {t} of {one.spec['rounds']}")
+    best = tables.ranked(part, entries)  # the best ones get the most distinct colors
+    for n, entry in enumerate(entries):
+        color = COLORS[best.index(entry) % len(COLORS)]
+        entries[n] = dataclasses.replace(
+            entry, series=dataclasses.replace(entry.series, color=color)
+        )
     table = dataclasses.replace(tables.runs(part, entries), title="")
     return Section(title, "", [table], notes, [], part, entries)
 
@@ -197,11 +202,9 @@ def of_places(places: Sequence[Path], metric: str | None, command: str) -> Repor
         return studies[0]
     others = [place for place in places if not data.has_data(place)]
     sections = [section for study in studies for section in study.sections]
-    found = find(others) if others else []
-    sections += [_of_runs(title, series, metric) for title, series in found]
+    sections += [_of_runs(title, series, metric) for title, series in find(others)]
     count = sum(len(entry.series.seeds) for section in sections for entry in section.entries)
     lead = f"{count} run{'s' if count > 1 else ''} from {', '.join(map(str, places))}."
-    footer = ", ".join(f"{name} {number}" for name, number in versions().items())
     title = f"{count} runs on {len(sections)} tasks"
     if len(sections) == 1:
         (one,) = sections
@@ -210,4 +213,4 @@ def of_places(places: Sequence[Path], metric: str | None, command: str) -> Repor
         title = title_of(list(methods), specs[0].get("task", {}))
     told = [text for study in studies for text in study.told]
     told += [standing(one.part, one.entries) for one in sections if one.part and not studies]
-    return Report(title, lead, sections, command, footer=footer, verdict=told)
+    return Report(title, lead, sections, command, footer=_listed(versions()), verdict=told)

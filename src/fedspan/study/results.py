@@ -13,6 +13,7 @@ import gzip
 import json
 import tomllib
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from fedspan.core.spec import read_toml
 from fedspan.study.budget import Budget, sized
 from fedspan.study.curves import Axis, Series, Table, Tail
 from fedspan.study.jobs import seconds
-from fedspan.study.model import Part, Point, Study, study_of, table_of
+from fedspan.study.model import Case, Part, Point, Study, study_of, table_of
 from fedspan.study.tuning import Runs, Tried, by_seed, edges
 
 STUDY, CURVES, RUNS = "study.toml", "curves.json.gz", "runs"
@@ -61,14 +62,27 @@ class Entry:
     events: list[str] = field(default_factory=list)  # the first of each kind and seed
 
     @property
+    def label(self) -> str:
+        """The name of the variant in tables and charts."""
+        return self.series.label
+
+    @property
     def notes(self) -> list[str]:
         """What went wrong, with the name of the method."""
-        return [f"{self.series.label}, {event}" for event in self.events]
+        return [f"{self.label}, {event}" for event in self.events]
 
     def curve(self, part: Part) -> Series:
         """The rows that count, in the metric of the part."""
         curve = self.series.curve(part.metric)
         return part.inside(curve) if self.until is None else curve.until(self.until)
+
+
+Entries = Sequence[Entry]
+
+
+def by_row(part: Part, entries: Entries) -> list[tuple[Case, list[Entry]]]:
+    """Return every row of a part with its entries."""
+    return [(row, [one for one in entries if one.row == n]) for n, row in enumerate(part.rows)]
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,7 @@ def collect(study: Study, place: Path, command: str) -> Results:
                 words = Budget({axis: cost}).words()
                 at[f"{words}, best of grid"] = cell.tuned_at(axis, cost)
         found = Entry(
-            row=next(n for n, one in enumerate(part.rows) if one is cell.row),
+            row=part.rows.index(cell.row),
             variant=cell.variant.name,
             series=cell.series.thin(),
             final=part.result(curve),
@@ -156,19 +170,19 @@ def save(results: Results, out: Path) -> None:
 
     parts = {}
     for name, entries in results.entries.items():
-        tables = [{"run": one.series} | vars(one) for one in entries]
-        parts[name] = [
-            {k: v for k, v in one.items() if k != "series" and v not in (None, [], {}, False)}
-            for one in tables
+        kept = [
+            {k: v for k, v in vars(one).items() if v not in (None, [], {}, False)}
+            for one in entries
         ]
+        parts[name] = [{"run": one.pop("series")} | one for one in kept]
     about = {
         "study": _digest(out / STUDY),
         "command": results.command,
         "minutes": round(results.minutes, 1),
         "versions": results.versions,
+        "parts": parts,
     }
-    head = _json(about | {"parts": parts}, plain)
-    text = f'{head[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
+    text = f'{_json(about, plain)[:-1]},"runs":[\n' + ",\n".join(runs) + "\n]}\n"
     write_atomic(out / CURVES, gzip.compress(text.encode(), mtime=0))  # the same bytes every time
 
 

@@ -15,9 +15,9 @@ from fedspan.core import registry
 from fedspan.core.files import csv_text
 from fedspan.engine.history import HELD_OUT
 from fedspan.study.budget import UNITS
-from fedspan.study.curves import BYTES, Series, Tail, reach
+from fedspan.study.curves import BYTES, Series, Tail, plain, reach
 from fedspan.study.model import Part, settings
-from fedspan.study.results import Entry, Results
+from fedspan.study.results import Entries, Entry, Results, by_row
 
 MEMORY = "client memory, MB"
 MEMORY_NOTE = (
@@ -45,8 +45,8 @@ class TextCell(NamedTuple):
         return f"{self.main} ({self.small})" if self.small else self.main
 
 
-Text = TextCell | str
 Record = dict[str, Any]
+Rows = list[list[TextCell | str]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TextTable:
     """A table; one with a title is folded away on the page."""
 
     header: list[str]
-    rows: list[list[Text]]
+    rows: Rows
     title: str = ""
 
     def texts(self) -> list[list[str]]:
@@ -106,7 +106,7 @@ def shown(metric: str, tail: Tail) -> str:
     return tail.text(number(tail.mean), number(tail.spread, 0))
 
 
-def unit_of(entries: Sequence[Entry]) -> tuple[str, float]:
+def unit_of(entries: Entries) -> tuple[str, float]:
     """Return the unit of bytes of some entries, and its size: that of the most that was sent."""
     sent = [float(one.series.spent["total"][-1]) for one in entries]
     most = max(sent, default=0.0)
@@ -115,9 +115,18 @@ def unit_of(entries: Sequence[Entry]) -> tuple[str, float]:
 
 def point_of(entry: Entry) -> str:
     """Return the chosen settings of an entry; * marks the end of its grid."""
-    found = [f"lr {entry.found_lr[0]:.3g} (searched)"] if entry.found_lr else []
-    point = {key: value for key, value in entry.point.items() if not found or key != "method.lr"}
-    return ", ".join([settings(point) + "*" * entry.at_edge] * bool(point) + found)
+    point, words = dict(entry.point), []
+    if entry.found_lr:
+        point.pop("method.lr", None)
+        words = [f"lr {entry.found_lr[0]:.3g} (searched)"]
+    if point:
+        words.insert(0, settings(point) + "*" * entry.at_edge)
+    return ", ".join(words)
+
+
+def at_cost(part: Part) -> str:
+    """Return where results are read, in words."""
+    return f"at {part.budget.words()}" if part.budget else f"after {part.base['rounds']} rounds"
 
 
 def _best(metric: str) -> str:
@@ -127,34 +136,22 @@ def _best(metric: str) -> str:
     return titled(metric, f"best {name}{'' if said else ' on the test set'}")
 
 
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 # ---- records: what is known of every entry, as values
 
 
-def ranked(part: Part, entries: Sequence[Entry]) -> list[Entry]:
+def ranked(part: Part, entries: Entries) -> list[Entry]:
     """Return the entries from the best result to the worst; those without one in every seed come last."""
-    return sorted(
-        entries, key=lambda one: -part.sign * one.final.mean if one.final.whole else math.inf
-    )
+
+    def worth(one: Entry) -> float:
+        return part.sign * one.final.mean if one.final.whole else -math.inf
+
+    return sorted(entries, key=worth, reverse=True)
 
 
-def best_first(part: Part, series: Sequence[Series]) -> list[int]:
-    """Return the numbers of the series from the best last value to the worst, then those that lost a seed."""
-    ends = [one.curve(part.metric).tail(1) for one in series]
-    worth = [
-        (not end.whole, -part.sign * (end.mean if math.isfinite(end.mean) else 0.0)) for end in ends
-    ]
-    return sorted(range(len(series)), key=lambda n: worth[n])
-
-
-def records(part: Part, entries: Sequence[Entry]) -> list[Record]:
+def records(part: Part, entries: Entries) -> list[Record]:
     """Return one record of plain values per entry. Keys that begin with "result" count what the budget allows."""
     out = []
-    for n, row in enumerate(part.rows):
-        here = [entry for entry in entries if entry.row == n]
+    for row, here in by_row(part, entries):
         series = [entry.series for entry in here]
         fronts = {axis: reach(series, part.metric, part.goal, axis) for axis in BYTES}
         for place, entry in enumerate(here):
@@ -162,7 +159,7 @@ def records(part: Part, entries: Sequence[Entry]) -> list[Record]:
             last, (holds, published, _) = curve.tail(1), judge(part, entry)
             record: Record = {
                 "row": row.label,
-                "run": entry.series.label,
+                "run": entry.label,
                 "seeds": last.seeds,
                 "diverged": last.diverged,
                 "failed": last.failed,
@@ -173,22 +170,19 @@ def records(part: Part, entries: Sequence[Entry]) -> list[Record]:
                 "tuned": point_of(entry),
                 "result": entry.final,
                 **entry.at,
-                "up_bytes": int(curve.spent["up"][-1]),
-                "down_bytes": int(curve.spent["down"][-1]),
+                **_costs(curve, -1),
                 "client_state_bytes": entry.client_state,
                 "client_memory_bytes": entry.client_memory,
-                "seconds": float(curve.spent["seconds"][-1]),
-                "hours": _known(curve.spent["hours"][-1]),
                 **{f"pareto_{axis}_bytes": fronts[axis].get(place) for axis in BYTES},
                 "published": published,
                 "reproduced": holds,
+                **{f"result_{axis}_bytes": float(spent[axis][-1]) for axis in BYTES},
             }
             if part.budget is not None:
                 record["result_rounds"] = int(spent["round"][-1])
-            record |= {f"result_{axis}_bytes": float(spent[axis][-1]) for axis in BYTES}
             pair = row.published.get(entry.variant)
             if isinstance(pair, list):
-                record |= {"published_final": pair[0], "published_best": pair[1]}
+                record |= zip(("published_final", "published_best"), pair, strict=True)
             if entry.projected:
                 record["projected"] = f"{entry.projected[0]:,} of {entry.projected[2]:,}"
             out.append(record)
@@ -201,14 +195,13 @@ def results_csv(found: Sequence[Record]) -> str:
     known = {key for one in found for key, value in one.items() if value not in (None, "")}
     for record in found:
         line: Record = {}
-        for key in (key for key in record if key in known):
-            value = record[key]
+        for key, value in record.items():
             if isinstance(value, Tail):
                 line |= {f"{key}_mean": _digits(value.mean), f"{key}_sd": _digits(value.spread)}
-            elif key.startswith("pareto_"):
-                low, high = (_digits(end) for end in value or (math.nan, math.nan))
+            elif key.startswith("pareto_") and key in known:
+                low, high = map(_digits, value or (math.nan, math.nan))
                 line |= {f"{key}_from": low, f"{key}_to": high}
-            else:
+            elif key in known:
                 line[key] = value
         lines.append(line)
     return csv_text(lines)
@@ -221,25 +214,19 @@ def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
     """
     lines = []
     for named, one in series:
-        spent = one.spent
-        for place, seed in enumerate(one.seeds):
-            for row, t in enumerate(spent["round"]):
-                values = {name: _digits(each[place, row]) for name, each in one.metrics.items()}
-                if any(values.values()):
-                    costs = {
-                        "round": int(t),
-                        "up_bytes": int(spent["up"][row]),
-                        "down_bytes": int(spent["down"][row]),
-                        "seconds": float(spent["seconds"][row]),
-                    }
-                    if (hours := _known(spent["hours"][row])) is not None:
-                        costs["hours"] = hours
-                    lines.append(named | {"run": one.label, "seed": seed} | costs | values)
+        for (n, seed), (row, t) in itertools.product(enumerate(one.seeds), enumerate(one.rounds)):
+            values = {name: _digits(each[n, row]) for name, each in one.metrics.items()}
+            if any(values.values()):
+                place = {"run": one.label, "seed": seed, "round": int(t)}
+                lines.append(named | place | _costs(one, row) | values)
     return csv_text(lines)
 
 
-def _known(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _costs(one: Series, row: int) -> Record:
+    """Return what was spent up to a row; hours are those of a virtual clock, if there is one."""
+    spent = {key: float(values[row]) for key, values in one.spent.items()}
+    found: Record = {f"{way}_bytes": int(spent[way]) for way in ("up", "down")}
+    return found | {key: spent[key] for key in ("seconds", "hours") if math.isfinite(spent[key])}
 
 
 def _digits(value: float) -> str:
@@ -249,20 +236,17 @@ def _digits(value: float) -> str:
 # ---- tables
 
 
-def results(part: Part, entries: Sequence[Entry]) -> TextTable:
+def results(part: Part, entries: Entries) -> TextTable:
     """Return the main table of a part: one row per variant, or per row of the part with one column per variant."""
     return _by_row(part, entries) if len(part.rows) > 1 else _by_variant(part, entries)
 
 
-def _by_variant(part: Part, entries: Sequence[Entry]) -> TextTable:
+def _by_variant(part: Part, entries: Entries) -> TextTable:
     """Return the result, the best evaluation, results at equal cost, and what was spent; the best method first."""
-    length = f"after {part.base['rounds']} rounds"
-    if part.budget is not None:
-        length = f"at {part.budget.words()}"
     first = {
         "method": "run",
         "tuned": "tuned",
-        titled(part.metric, f"{name_of(part.metric)} {length}"): "result",
+        titled(part.metric, f"{name_of(part.metric)} {at_cost(part)}"): "result",
         _best(part.metric): "best",
         **{heading: heading for heading in entries[0].at},
         **({"rounds": "result_rounds"} if part.budget else {}),
@@ -278,7 +262,7 @@ def _by_variant(part: Part, entries: Sequence[Entry]) -> TextTable:
     return _of_records(part, entries, first | more, keep=len(first))
 
 
-def runs(part: Part, entries: Sequence[Entry]) -> TextTable:
+def runs(part: Part, entries: Entries) -> TextTable:
     """Return the runs of a part: last and best evaluation, what was sent, and where each is Pareto-optimal."""
     columns = {
         "row": "row",
@@ -300,55 +284,48 @@ def runs(part: Part, entries: Sequence[Entry]) -> TextTable:
 
 
 def _of_records(
-    part: Part, entries: Sequence[Entry], columns: dict[str, str], keep: int = 0, title: str = ""
+    part: Part, entries: Entries, columns: dict[str, str], keep: int = 0, title: str = ""
 ) -> TextTable:
     """Return a table with a row per entry and a column per heading → key of a record; {} is the unit of bytes."""
     unit, size = unit_of(entries)
     sizes = {"client_state_bytes": 1e3, "client_memory_bytes": 1e6}
 
     def text(key: str, value: Any) -> str:
-        match value:
-            case Tail():
-                return shown(part.metric, value)
-            case (_, _):
-                return " – ".join(f"{end / size:.3g}" for end in dict.fromkeys(value))
-            case int() | float() if key.endswith("_bytes"):
-                return f"{value / sizes.get(key, size):.4g}"
-            case float() if key == "hours":
-                return f"{value:.3g}"
-            case float():
-                return f"{value:.1f}".replace("nan", "")
+        if isinstance(value, Tail):
+            return shown(part.metric, value)
+        if isinstance(value, tuple):
+            return " – ".join(f"{end / size:.3g}" for end in dict.fromkeys(value))
+        if value is not None and key.endswith("_bytes"):
+            return f"{value / sizes.get(key, size):.4g}"
+        if isinstance(value, float):
+            return f"{value:.3g}" if key == "hours" else f"{value:.1f}"
         return "" if value is None else str(value)
 
     found = records(part, ranked(part, entries))
-    rows: list[list[Text]] = [
-        [text(key, one.get(key)) for key in columns.values()] for one in found
-    ]
+    rows: Rows = [[text(key, one.get(key)) for key in columns.values()] for one in found]
     return _full([heading.replace("{}", unit) for heading in columns], rows, keep, title)
 
 
-def _full(header: list[str], rows: list[list[Text]], keep: int = 0, title: str = "") -> TextTable:
+def _full(header: list[str], rows: Rows, keep: int = 0, title: str = "") -> TextTable:
     """Return a table without the columns that are empty, but for the first `keep`."""
     wanted = [n for n in range(len(header)) if n < keep or any(row[n] for row in rows)]
     return TextTable([header[n] for n in wanted], [[row[n] for n in wanted] for row in rows], title)
 
 
-def _by_row(part: Part, entries: Sequence[Entry]) -> TextTable:
+def _by_row(part: Part, entries: Entries) -> TextTable:
     """Return the values of every row, and the result of every variant there."""
     unit, size = unit_of(entries)
     names = dict.fromkeys(key for row in part.rows for key in row.values)
     there = {entry.variant for entry in entries}
     variants = [variant for variant in part.variants if variant.name in there]
-    header, targets = [*names], any(row.target is not None for row in part.rows)
-    header += [f"{name_of(part.metric)} to reach"] if targets else []
+    targets = any(row.target is not None for row in part.rows)
+    header = [*names, *[f"{name_of(part.metric)} to reach"] * targets]
     header += [f"{one.label}, {unit}" if targets else one.label for one in variants]
-    rows: list[list[Text]] = []
-    for place, row in enumerate(part.rows):
-        here = {entry.variant: entry for entry in entries if entry.row == place}
-        values: list[Text] = [_plain(row.values.get(name, "")) for name in names]
-        values += [_plain(row.target)] if targets else []
-        values += [_cell(part, here[v.name], size) if v.name in here else "" for v in variants]
-        rows.append(values)
+    rows: Rows = []
+    for row, found in by_row(part, entries):
+        here = {one.variant: _cell(part, one, size) for one in found}
+        values = [plain(row.values.get(name, "")) for name in names] + [plain(row.target)] * targets
+        rows.append([*values, *(here.get(one.name, "") for one in variants)])
     return TextTable(header, rows)
 
 
@@ -363,19 +340,19 @@ def _cell(part: Part, entry: Entry, size: float) -> TextCell:
     holds, published, distance = judge(part, entry)
     mark, sign = {True: ("yes", "✓ "), False: ("no", "✗ "), None: ("", "")}[holds]
     if published:
-        small.append(", ".join(filter(None, (f"{sign}published {published}", distance))))
+        small.append(f"{sign}published {published}{', ' * bool(distance)}{distance}")
     return TextCell(shown(part.metric, entry.final), "; ".join(small), mark)
 
 
-def tuning(part: Part, entries: Sequence[Entry]) -> TextTable:
+def tuning(part: Part, entries: Entries) -> TextTable:
     """Return one row per point of every grid."""
-    rows: list[list[Text]] = []
+    rows: Rows = []
     for entry in entries:
         for one in entry.tried:
-            words = ", ".join(f"{key} = {_plain(value)}" for key, value in one.point.items())
+            words = ", ".join(f"{key} = {plain(value)}" for key, value in one.point.items())
             mark = "chosen" if one.point == entry.point else "stopped early" if one.dropped else ""
             end, where = shown(part.tune_metric, one.end), part.rows[entry.row].label
-            rows.append([where, entry.series.label, words, str(one.rounds), end, mark])
+            rows.append([where, entry.label, words, str(one.rounds), end, mark])
     header = ["row", "method", "settings", "rounds", titled(part.tune_metric), ""]
     return _full(header, rows, title="Tuning")
 
@@ -394,107 +371,77 @@ def judge(part: Part, entry: Entry) -> tuple[bool | None, str, str]:
     if isinstance(value, dict):
         return (entry.point == value if part.within else None), settings(value), ""
     mean, _, spread = str(value).partition("±")
-    goal, rounds = float(mean), part.rows[entry.row].target is not None
-    text = f"{goal:g} rounds" if rounds else _exact(part, goal, float(spread or "nan"))
+    goal = Tail(float(mean), float(spread or "nan"), 0, 1)
+    text, scale = shown(part.metric, goal), scale_of(part.metric)
+    if part.distance == "absolute":  # with its own digits
+        text = goal.text(f"{scale * goal.mean:.4g}", f"{scale * goal.spread:.4g}")
     if not part.within:
         return None, text, ""
-    if math.isnan(goal):
-        if ours.diverged == ours.seeds:
-            return True, text, "diverges, as published"
-        return False, text, f"{ours.diverged} of {ours.seeds} seeds diverged here"
+    if math.isnan(goal.mean):
+        gone = ours.diverged == ours.seeds
+        ends = f"{ours.diverged} of {ours.seeds} seeds diverged here"
+        return gone, text, "diverges, as published" if gone else ends
     for word, count in ours.lost.items():
         return False, text, f"{word} in {count} of {ours.seeds} seeds"
-    if rounds and entry.reached is None:
-        return False, text, "not reached"
-    found = entry.reached[0] if rounds and entry.reached else ours.mean
     if part.distance == "absolute":
-        apart = scale_of(part.metric) * (found - goal)
-        words = f"{apart:+.2f} points" if scale_of(part.metric) == 100 else f"{apart:+.3f}"
-        return abs(found - goal) <= part.within, text, words
+        gap = ours.mean - goal.mean
+        words = f"{scale * gap:+.2f} points" if scale == 100 else f"{gap:+.3f}"
+        return abs(gap) <= part.within, text, words
+    ratio = ours.mean / goal.mean
     if part.distance == "decades":
-        close = found > 0 and abs(math.log10(found / goal)) <= part.within
-        return close, text, f"× {found / goal:.2g}"
-    change = found / goal - 1
-    return abs(change) <= part.within, text, f"{change * 100:+.0f} %"
+        close = ours.mean > 0 and abs(math.log10(ratio)) <= part.within
+        return close, text, f"× {ratio:.2g}"
+    return abs(ratio - 1) <= part.within, text, f"{(ratio - 1) * 100:+.0f} %"
 
 
-def _exact(part: Part, mean: float, spread: float) -> str:
-    """Return a published result with its own digits."""
-    if part.distance == "absolute" and math.isfinite(mean):
-        words = [f"{scale_of(part.metric) * one:.4g}" for one in (mean, spread)]
-        return words[0] if math.isnan(spread) else " ± ".join(words)
-    return shown(part.metric, Tail(mean, spread, 0, 1)) if math.isfinite(mean) else number(mean)
-
-
-def published(part: Part, entries: Sequence[Entry]) -> TextTable:
+def published(part: Part, entries: Entries) -> TextTable:
     """Return one row per published number, with ours and the verdict in words; no rows where there are none."""
+    scale = scale_of(part.metric)
     units = {
         "relative": f"{100 * part.within:g} %",
-        "absolute": f"{scale_of(part.metric) * part.within:g}",
+        "absolute": f"{scale * part.within:g}{' points' if scale == 100 else ''}",
         "decades": f"a factor of {10**part.within:.2g}",
     }
-    if scale_of(part.metric) == 100:
-        units["absolute"] += " points"
-    rows: list[list[Text]] = []
+    rows: Rows = []
     for entry in entries:
-        row = part.rows[entry.row]
         holds, text, distance = judge(part, entry)
-        if not text:
-            continue
-        ours = shown(part.metric, entry.final)
-        if row.target is not None:
-            ours = f"{entry.reached[0]:g} rounds" if entry.reached else "not reached"
-        said, why = {True: "met", False: "not met", None: "not judged"}[holds], row.why
-        if reason := why.get(entry.variant, ""):
-            said = f"{'differs' if holds is False else said}: {reason}"
-        rows.append([row.label, entry.series.label, text, ours, distance, said])
+        if text:
+            label, ours = part.rows[entry.row].label, shown(part.metric, entry.final)
+            said = {True: "met", False: "not met", None: "not judged"}[holds]
+            rows.append([label, entry.label, text, ours, distance, said])
     verdict = f"verdict (within {units[part.distance]})" if part.within else "verdict"
     return _full(["row", "method", "published", "ours", "apart", verdict], rows)
 
 
-def score(found: Results) -> tuple[str, list[str]]:
-    """Return how many published numbers each variant reproduces, empty if none is judged; and those missed."""
+def score(found: Results) -> str:
+    """Return how many published numbers each variant reproduces; empty if none is judged."""
     counts: dict[str, list[bool]] = {}
-    missed = []
     for part in found.study.parts:
         for entry in found.entries[part.name]:
-            (holds, published, distance), row = judge(part, entry), part.rows[entry.row]
-            if holds is None or isinstance(row.published[entry.variant], dict):
-                continue
-            label = entry.series.label
-            counts.setdefault(label, []).append(holds)
-            if not holds:
-                where = ", ".join(text for text in (label, row.label) if text)
-                missed.append(f"{where}: published {published}; {distance}")
+            holds, *_ = judge(part, entry)
+            point = isinstance(part.rows[entry.row].published.get(entry.variant), dict)
+            if holds is not None and not point:
+                counts.setdefault(entry.label, []).append(holds)
     if not counts:
-        return "", []
+        return ""
     parts = [part for part in found.study.parts if part.within]
     close = f" within {100 * max(part.within for part in parts):.0f} %"
     if any(part.distance != "relative" for part in parts):  # the tables of the parts say how close
         close = ""
     texts = ", ".join(f"{label} {sum(each)} of {len(each)}" for label, each in counts.items())
-    line = f"Published numbers that our results reproduce{close}: {texts}."
-    return line, list(dict.fromkeys(missed))
+    return f"Published numbers that our results reproduce{close}: {texts}."
 
 
-def orders(part: Part, entries: Sequence[Entry]) -> list[str]:
+def orders(part: Part, entries: Entries) -> list[str]:
     """Return each step of the claimed orders, in every row: whether it is seen, beyond the spread over seeds."""
     pairs = dict.fromkeys(pair for chain in part.claims for pair in itertools.pairwise(chain))
     scale, out = scale_of(part.metric), []
     unit = "points" if scale == 100 else f"of {name_of(part.metric)}"
-    for (place, row), (a, b) in itertools.product(enumerate(part.rows), pairs):
-        here = {entry.variant: entry for entry in entries if entry.row == place}
-        if a not in here or b not in here:
+    for (row, found), pair in itertools.product(by_row(part, entries), pairs):
+        here = {entry.variant: entry for entry in found}
+        if not here.keys() >= set(pair):
             continue
-        better, worse = here[a], here[b]
-        where = f"{row.label}: " if row.label else ""
-        labels = f"{better.series.label} {'>' if part.sign > 0 else '<'} {worse.series.label}"
-        if row.target is not None:
-            labels = f"{better.series.label} before {worse.series.label}"
-            first, then = (one.reached[0] if one.reached else math.inf for one in (better, worse))
-            word = "holds" if first < then else "equal" if first == then else "reversed"
-            out.append(f"{where}{labels}: {word} ({first:g} and {then:g} rounds)")
-            continue
+        better, worse = (here[name] for name in pair)
         gap = scale * (better.final.mean - worse.final.mean)
         spread = scale * math.hypot(better.final.spread, worse.final.spread)
         digits = ".1f" if scale == 100 else ".2f" if abs(gap) >= 0.1 else ".1e"
@@ -505,5 +452,7 @@ def orders(part: Part, entries: Sequence[Entry]) -> list[str]:
             word = "within the spread"
         else:
             word = "holds" if part.sign * gap > 0 else "reversed"
+        where, sign = f"{row.label}: " if row.label else "", ">" if part.sign > 0 else "<"
+        labels = f"{better.label} {sign} {worse.label}"
         out.append(f"{where}{labels}: {word} ({gap:+{digits}}{around} {unit})")
     return out

@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
+from fedspan.core.errors import one_line
 from fedspan.engine.history import HELD_OUT
 from fedspan.study.budget import sized
 from fedspan.study.curves import Floats, Table
 from fedspan.study.model import Part, settings
-from fedspan.study.results import Entry
-from fedspan.study.tables import name_of, ranked, scale_of, shown
+from fedspan.study.results import Entries, Entry, by_row
+from fedspan.study.tables import at_cost, name_of, ranked, scale_of, shown
 from fedspan.study.tuning import edges
 
 # 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; the last one serves for all that follow.
@@ -41,7 +42,7 @@ DATA = {
 }
 
 
-def said(part: Part, entries: Sequence[Entry]) -> list[str]:
+def said(part: Part, entries: Entries) -> list[str]:
     """Return one sentence per question: which method, and what to know about that answer."""
     if len(part.rows) > 1 or not entries:
         return _best_by_row(part, entries)
@@ -49,66 +50,64 @@ def said(part: Part, entries: Sequence[Entry]) -> list[str]:
     return [text for about in questions if (text := about(part, entries))]
 
 
-def _best_by_row(part: Part, entries: Sequence[Entry]) -> list[str]:
+def _best_by_row(part: Part, entries: Entries) -> list[str]:
     """Return which methods have the best mean in how many rows; nothing where rows compare costs or one method."""
-    winners: list[str] = []
-    for number, row in enumerate(part.rows):
-        here = [one for one in entries if one.row == number and one.final.whole]
+    winners = Counter[str]()
+    for row, found in by_row(part, entries):
+        here = [one for one in found if one.final.whole]
         if len(here) > 1 and row.target is None:
-            winners.append(ranked(part, here)[0].series.label)
+            winners[ranked(part, here)[0].label] += 1
     if not winners:
         return []
-    counts = Counter(winners).most_common()
-    named, of_rows = [f"{label} in {count}" for label, count in counts], f" of {len(winners)}"
+    rows, counts = winners.total(), winners.most_common()
+    text = f"{_listed([f'{label} in {count}' for label, count in counts])} of {rows}"
     if len(counts) == 1:
-        named, of_rows = [f"{winners[0]} in all {len(winners)}"], ""
-    most = "Highest" if part.goal == "max" else "Lowest"
-    return [f"{most} mean {name_of(part.metric)}: {_listed(named)}{of_rows} rows."]
+        text = f"{counts[0][0]} in all {rows}"
+    return [f"{_most(part).capitalize()} mean {name_of(part.metric)}: {text} rows."]
 
 
-def _choice(part: Part, entries: Sequence[Entry]) -> str:
+def _most(part: Part) -> str:
+    return "highest" if part.goal == "max" else "lowest"
+
+
+def _choice(part: Part, entries: Entries) -> str:
     """Return which method to take."""
     whole = [one for one in ranked(part, entries) if one.final.whole]
     if not whole:
         return "No method has a result in every seed."
     best, *others = whole
-    where = f" after {part.base['rounds']} rounds"
-    if part.budget is not None:
-        where = f" at {part.budget.words()}"
-    label, seeds, scale = best.series.label, len(best.ends), scale_of(part.metric)
+    where = f" {at_cost(part)}"
+    label, seeds, scale = best.label, len(best.ends), scale_of(part.metric)
     value = f"{name_of(part.metric)} {_value(part, best)}"
-    names = [f"{one.series.label} ({_value(part, one)})" for one in others]
+    names = [f"{one.label} ({_value(part, one)})" for one in others]
     if not others:
         return f"{label}{where}: {value}{f' over {seeds} seeds' if seeds > 1 else ''}."
     if not np.isfinite([*best.ends, *others[0].ends]).all():  # only means were kept
-        most = "highest" if part.goal == "max" else "lowest"
-        return f"{label} has the {most} mean{where}: {value}; next is {names[0]}."
+        return f"{label} has the {_most(part)} mean{where}: {value}; next is {names[0]}."
     if seeds == 1 and best.final.mean == others[0].final.mean:
-        return f"In one seed {label} and {others[0].series.label} end equal{where}: {value}."
+        return f"In one seed {label} and {others[0].label} end equal{where}: {value}."
     gaps = [part.sign * _gaps(best, one) for one in others]
     apart = [told_apart(part, best, one) for one in others]
     sure = [told or bool((gap > 0).all()) for told, gap in zip(apart, gaps, strict=True)]
     if not sure[0]:
-        mixed = sure.index(True) if True in sure else len(sure)
+        mixed = [*sure, True].index(True)
         text = f"The {seeds} seeds do not tell {label} ({value}) apart from {_listed(names[:mixed])}{where}"
         sent = [float(one.curve(part).spent["total"][-1]) for one in whole[: mixed + 1]]
         least = min(sent)
         if least < CHEAPER * max(sent):
-            cheap = whole[sent.index(least)].series.label
+            cheap = whole[sent.index(least)].label
             text += f"; of these, {cheap} sends least in both directions, {sized(least)}"
         return f"{text}."
-    gap = abs(best.final.mean - others[0].final.mean)
-    amount = f"{scale * gap:.1f} points" if scale == 100 else f"{gap:.2g}"
-    better = "higher" if part.goal == "max" else "lower"
-    ahead = f"{value}, {amount} {better} than {names[0]}"
+    digits, unit = (".1f", " points") if scale == 100 else (".2g", "")
+    gap = f"{scale * abs(best.final.mean - others[0].final.mean):{digits}}{unit}"
+    ahead = f"{value}, {gap} {'higher' if part.goal == 'max' else 'lower'} than {names[0]}"
     if not apart[0]:
         spread = "in one seed"
         if seeds > 1:
             mean, half = float(gaps[0].mean()), _half(part, best, gaps[0])
-            ends = f"{mean - half:.2g} to {mean + half:.2g}"
-            if scale == 100:
-                ends = f"{scale * (mean - half):.1f} to {scale * (mean + half):.1f} points"
-            spread = f"in each of the {seeds} seeds, but the 95 % interval of the difference, {ends}, contains zero"
+            ends = " to ".join(f"{scale * end:{digits}}" for end in (mean - half, mean + half))
+            spread = f"in each of the {seeds} seeds, but the 95 % interval of the difference, {ends}{unit}, "
+            spread += "contains zero"
         return f"{label} is ahead{where}: {ahead} {spread.replace('-', '−')}."
     noisy = [name for name, told in zip(names, apart, strict=True) if not told]
     but = f" (less so against {_listed(noisy)}: results spread widely there)" if noisy else ""
@@ -145,7 +144,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _noise(part: Part, entries: Sequence[Entry]) -> str:
+def _noise(part: Part, entries: Entries) -> str:
     """Return what the intervals over seeds leave out."""
     means = [one.final.mean for one in entries if one.final.whole]
     sizes = {one.test_examples for one in entries if one.test_examples is not None}
@@ -160,12 +159,13 @@ def _noise(part: Part, entries: Sequence[Entry]) -> str:
     return f"{start}: another test set of that size would move the best accuracy by about ± {half:.1f} points."
 
 
-def _edge(part: Part, entries: Sequence[Entry]) -> str:
+def _edge(part: Part, entries: Entries) -> str:
     """Return which best settings lie at an end of their grid."""
-    found = []
-    for one in entries:
-        at_end = edges(part.variant(one.variant), one.point) if one.at_edge else {}
-        found += [f"{one.series.label} ({settings(at_end)})"] if at_end else []
+    found = [
+        f"{one.label} ({settings(at_end)})"
+        for one in entries
+        if (at_end := edges(part.variant(one.variant), one.point))
+    ]
     if not found:
         return ""
     verb = "are best at the ends of their grids"
@@ -174,17 +174,16 @@ def _edge(part: Part, entries: Sequence[Entry]) -> str:
     return f"{_listed(found)} {verb}: a better value may lie beyond."
 
 
-def _lost(part: Part, entries: Sequence[Entry]) -> str:
+def _lost(part: Part, entries: Entries) -> str:
     """Return which methods have no result, or one far below the budget."""
     found = []
     for one in entries:
-        label, seeds = one.series.label, one.final.seeds
+        label, seeds = one.label, one.final.seeds
         for word, count in one.final.lost.items():
             what = word if word != "NaN" else f"has no number as {name_of(part.metric)}"
             what += f" in {count} of {seeds} seeds" if seeds > 1 else ""
             if word == "failed" and one.failures:
-                why = one.failures[0].partition(": ")[2]
-                what += f" ({why if len(why) < LONG else why[:LONG] + '…'})"
+                what += f" ({one_line(one.failures[0].partition(': ')[2], LONG)})"
             found.append(f"{label} {what}")
         if one.final.whole and part.budget is not None:
             spent, limits = one.curve(part).spent, part.budget.limits
@@ -196,7 +195,7 @@ def _lost(part: Part, entries: Sequence[Entry]) -> str:
     return f"{'; '.join(found)}." if found else ""
 
 
-def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
+def _little_to_gain(_part: Part, entries: Entries) -> str:
     """Return which methods of a subspace send almost all parameters."""
     found = []
     for one in entries:
@@ -206,14 +205,14 @@ def _little_to_gain(_part: Part, entries: Sequence[Entry]) -> str:
         if not projected or sent >= LITTLE * parameters:
             share, gain = (f"{projected:,}", "little") if projected else ("none", "nothing")
             found.append(
-                f"{one.series.label} projects {share} of the {parameters:,} parameters and has {gain} to gain"
+                f"{one.label} projects {share} of the {parameters:,} parameters and has {gain} to gain"
             )
     if not found:
         return ""
     return f"{'; '.join(found)}: biases, small tensors and the output head are sent in full."
 
 
-def _how(part: Part, entries: Sequence[Entry]) -> str:
+def _how(part: Part, entries: Entries) -> str:
     """Return by what the settings were chosen; or that methods run with one step size, which may not suit all."""
     if any(one.tried for one in entries):
         same = ", the metric of the results"
@@ -254,17 +253,19 @@ def title_of(labels: Sequence[str], task: Table) -> str:
 
 def problem(task: Table) -> str:
     """Return a task in words: its data, or what kind of problem it is, and the number of clients."""
-    name = str(task.get("name", ""))
-    data = task.get("data") if name != "custom" else None  # of a custom task: a digest
+    name, data, het = str(task.get("name", "")), task.get("data"), task.get("het")
     what = {"regression": "the regression problem", "custom": ""}.get(name, name)
-    if isinstance(data, str):
-        what = DATA.get(data, Path(data).stem if "/" in data else data)
+    if isinstance(data, str) and name != "custom":  # of a custom task it is a digest
+        what = DATA.get(data, Path(data).stem)
     partition = task.get("partition", {})
-    count = partition.get("clients") if isinstance(partition, dict) else None
-    count = task.get("clients") or count
-    details = [f"het {task['het']:g}"] if isinstance(task.get("het"), int | float) else []
-    details += [f"{count} clients"] if count else []
-    return ", ".join([what, *details] if what else details) or "your own model and data"
+    inside = partition.get("clients") if isinstance(partition, dict) else None
+    count = task.get("clients") or inside
+    words = [
+        what,
+        f"het {het:g}" if isinstance(het, int | float) else "",
+        f"{count} clients" if count else "",
+    ]
+    return ", ".join(filter(None, words)) or "your own model and data"
 
 
 def described(part: Part) -> str:
@@ -291,7 +292,7 @@ def described(part: Part) -> str:
     return " ".join(parts)
 
 
-def standing(part: Part, entries: Sequence[Entry]) -> str:
+def standing(part: Part, entries: Entries) -> str:
     """Return the run with the best last value and how far it is; empty if all runs diverged or failed."""
     best = ranked(part, entries)[0]
     if not best.final.whole:
@@ -299,4 +300,4 @@ def standing(part: Part, entries: Sequence[Entry]) -> str:
     spent, unit = best.series.spent, " %" * (scale_of(part.metric) == 100)
     value = f"{name_of(part.metric)} {shown(part.metric, best.final)}{unit}"
     far = f"after {spent['round'][-1]:.0f} rounds and {spent['total'][-1] / 1e6:.3g} MB in both directions"
-    return f"{best.series.label}{' has the best last value' if len(entries) > 1 else ''}: {value} {far}."
+    return f"{best.label}{' has the best last value' if len(entries) > 1 else ''}: {value} {far}."

@@ -7,7 +7,6 @@ without the directories: then the rounded values must be the same.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 import tempfile
@@ -15,13 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedspan.api.run import run
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError, SpecError, one_of
 from fedspan.core.extras import versions
-from fedspan.core.json_log import read_lines
 from fedspan.core.spec import Spec, Table, with_values
 from fedspan.data import datasets
 from fedspan.engine import history
@@ -30,23 +28,9 @@ from fedspan.study import results
 from fedspan.study.curves import rounded
 from fedspan.study.results import Entry, Results
 
-UNCOMPARED = ("seconds", "events")
-
-
-class Difference(NamedTuple):
-    """A value that came out differently."""
-
-    round: int
-    key: str
-    was: Any
-    now: Any
-
-    @property
-    def size(self) -> float:
-        """The difference as a share of the larger value; infinite if one of them is no number."""
-        if self.was is None or self.now is None:
-            return math.inf
-        return float(abs(self.was - self.now) / max(abs(self.was), abs(self.now)))
+UNCOMPARED = {"seconds", "events"}
+# Of a value that came out differently: the share of the larger one, the round, the key, what it was and what it is now.
+Difference = tuple[float, int, str, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -76,19 +60,22 @@ class Recorded:
 
     def again(self, rounds: float = math.inf) -> list[Difference]:
         """Make the run again, up to a round if one is given, and return what differs."""
-        spec, end = self.built(), min(rounds, self.rows[-1]["round"])
+        end, found = min(rounds, self.rows[-1]["round"]), list[Difference]()
         with tempfile.TemporaryDirectory(prefix="fedspan-") as place:
-            more = [_Until(end)] if end < spec.rounds else []
-            lines = run(spec, Path(place) / "run", callbacks=more, progress=False).runs[0]
-        made, found = {line["round"]: line for line in lines}, []
+            made = run(self.built(), Path(place) / "run", callbacks=[_Until(end)], progress=False)
+        by_round = {line["round"]: line for line in made.runs[0]}
         for row in self.rows:
-            for key in row.keys() - set(UNCOMPARED) if row["round"] <= end else ():
-                now = made.get(row["round"], {}).get(key)
+            for key in row.keys() - UNCOMPARED if row["round"] <= end else ():
+                now = by_round.get(row["round"], {}).get(key)
                 if not self.whole and now is not None:
                     (now,) = rounded([now])
-                if row[key] != now:
-                    found.append(Difference(row["round"], key, row[key], now))
-        return sorted(found, key=lambda one: -one.size)
+                was = row[key]
+                if was != now:
+                    size = math.inf
+                    if was is not None and now is not None:
+                        size = abs(was - now) / max(abs(was), abs(now))
+                    found.append((size, row["round"], key, was, now))
+        return sorted(found, key=lambda one: -one[0])
 
 
 class _Until(Callback):
@@ -105,9 +92,7 @@ class _Until(Callback):
 def of_file(path: Path) -> Recorded:
     """Return the run of a history file."""
     header, rows = history.read(path)
-    lines, _ = read_lines(path)
-    methods = {json.dumps(line["spec"]["method"]) for line in lines if "spec" in line}
-    if len(methods) > 1:
+    if "lr" in header:
         raise SpecError("it was continued with another learning rate")
     return Recorded(header["spec"], rows, header.get("versions", {}))
 
@@ -118,13 +103,14 @@ def of_entry(made: Results, entry: Entry, n: int) -> Recorded:
     spec = series.spec | {"seed": series.seeds[n]}
     if entry.found_lr:  # a step size that was searched for
         spec = with_values(spec, {"method.lr": entry.found_lr[min(n, len(entry.found_lr) - 1)]})
-    columns = {name: rounded(values[n]) for name, values in series.metrics.items()}
+    gone = series.diverged[n]
+    if gone is not None:
+        series = series.at_rows(series.rounds <= gone)
+    columns: Table = {"round": series.rounds.astype(int).tolist()}
+    columns |= {name: rounded(values[n]) for name, values in series.metrics.items()}
     if len(series.seeds) == 1:
         columns |= {f"{way}_bytes": rounded(series.spent[way]) for way in ("up", "down")}
-    ends = series.rounds.astype(int).tolist()
-    rows = [{"round": t} | {k: v[row] for k, v in columns.items()} for row, t in enumerate(ends)]
-    gone = series.diverged[n]
-    rows = [row for row in rows if gone is None or row["round"] <= gone]
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return Recorded(spec, rows, made.versions, whole=False)
 
 
@@ -136,11 +122,11 @@ def named(place: Path) -> dict[str, Callable[[], Recorded]]:
     made, found = results.load(place), dict[str, Callable[[], Recorded]]()
     for part in made.study.parts:
         for entry in made.entries[part.name]:
-            parts = [part.name, *([part.rows[entry.row].label] if len(part.rows) > 1 else [])]
-            for n, seed in enumerate(entry.series.seeds):
-                if not entry.series.failed[n]:
-                    name = "/".join([*parts, entry.variant, f"seed-{seed}"])
-                    found[name] = partial(of_entry, made, entry, n)
+            series, row = entry.series, part.rows[entry.row].label
+            for n, seed in enumerate(series.seeds):
+                if not series.failed[n]:
+                    words = [part.name, row, entry.variant, f"seed-{seed}"]
+                    found["/".join(filter(None, words))] = partial(of_entry, made, entry, n)
     return found
 
 
@@ -155,18 +141,17 @@ def verify(place: Path, name: str | None = None) -> tuple[str, bool]:
         raise SpecError(f"{str(place)!r} holds no runs; give the directory of a run or of a study")
     if name is not None:
         one_of("--verify-run", name, runs)
-    refused = {}
+    refused = ""
     for chosen in random.sample([*runs], len(runs)) if name is None else [name]:
         one = runs[chosen]()
         try:
             one.built()
         except FedspanError as error:
-            refused[chosen] = str(error)
+            refused = refused or f"{chosen}: {error}"
             continue
         found = one.again()
         return f"{chosen} (of {len(runs)} runs): {words(one, found)}", not found
-    first, why = next(iter(refused.items()))
-    raise SpecError(f"no run of {str(place)!r} can be made again from its spec; {first}: {why}")
+    raise SpecError(f"no run of {str(place)!r} can be made again from its spec; {refused}")
 
 
 def words(one: Recorded, found: list[Difference]) -> str:
@@ -174,10 +159,12 @@ def words(one: Recorded, found: list[Difference]) -> str:
     if not found:
         digits = "bit for bit" if one.whole else "in the six digits of the record"
         return f"the same in all evaluations, {digits}"
-    worst, rows = found[0], len({difference.round for difference in found})
-    size = f" ({100 * worst.size:.2g} %)" if math.isfinite(worst.size) else ""
-    text = f"differs in {rows} evaluations, most in {worst.key} after round {worst.round}: "
-    text += f"recorded {worst.was}, now {worst.now}{size}"
-    now = versions()
-    other = [f"{k} {v} (here {now[k]})" for k, v in one.versions.items() if now.get(k, v) != v]
+    size, t, key, was, now = found[0]
+    share = f" ({100 * size:.2g} %)" if math.isfinite(size) else ""
+    text = (
+        f"differs in {len({t for _, t, *_ in found})} evaluations, most in {key} after round {t}: "
+    )
+    text += f"recorded {was}, now {now}{share}"
+    here = versions()
+    other = [f"{k} {v} (here {here[k]})" for k, v in one.versions.items() if here.get(k, v) != v]
     return text + (f"; the record was made with {', '.join(other)}" if other else "")

@@ -230,11 +230,11 @@ class RegressionProblem(Problem):
         """F(X*)."""
         return self.evaluate(self.optimum())["loss"]
 
-    def smoothness(self) -> tuple[Floats, Floats]:
-        """Largest eigenvalues of A_iᵀA_i/n_i + λ, and of the Hessian of F."""
+    def smoothness(self) -> Floats:
+        """Largest eigenvalues of A_iᵀA_i/n_i + λ."""
         rows = self.data[..., : self.d].double().numpy()
-        top = np.linalg.norm(rows, 2, (2, 3)) ** 2 / (self.counts * self.scale**2)
-        return top + self.reg, np.array([np.linalg.norm(hessian, 2) for hessian, *_ in self.terms])
+        top: Floats = np.linalg.norm(rows, 2, (2, 3)) ** 2 / (self.counts * self.scale**2)
+        return top + self.reg
 
     def evaluate(self, x: Vector, buffers: Vector | None = None) -> Mapping[str, Floats]:
         """`rel_err` and `loss` = F(X), from the normal equations: no pass over the data."""

@@ -18,43 +18,20 @@ def stability_step(s: Setting) -> float:
     return min(1 / (4 * s.L), s.rho / (2 * s.L))
 
 
-def variance_step(s: Setting) -> float:
-    """η̃_1 = √(2NK(Δ_F + C_0)/(Lσ²T)); infinite without noise (eq:eta0_eta1_explicit_defs)."""
-    if s.sigma2 == 0:
-        return math.inf
-    return math.sqrt(2 * s.clients * s.local_steps * s.start / (s.L * s.sigma2 * s.rounds))
+def steps(s: Setting) -> Steps:
+    """η_l (eq:eta_l_refined_choice), and the harmonic 1/η̃ = 1/η̃_0 + 1/η̃_1 (eq:def_harmonic_tilde_eta_refined).
 
-
-def local_step(s: Setting) -> float:
-    """η_l (eq:eta_l_refined_choice)."""
-    K, L = s.local_steps, s.L
+    Without noise its terms fall away: η̃_1 is infinite (eq:eta0_eta1_explicit_defs).
+    """
+    K, L, variance_step = s.local_steps, s.L, math.inf
     limits = [1 / (2 * K * L), math.sqrt(s.rho / (864 * L**2 * K**3))]
     if s.sigma2 > 0:
         limits.append(math.sqrt(s.start / (C_STAR * L * K * s.sigma2 * s.rounds * s.rho)))
-    return min(limits)
-
-
-def steps(s: Setting) -> Steps:
-    """The harmonic step sizes: 1/η̃ = 1/η̃_0 + 1/η̃_1 (eq:def_harmonic_tilde_eta_refined)."""
-    return Steps(local=local_step(s), effective=1 / (1 / stability_step(s) + 1 / variance_step(s)))
+        variance_step = math.sqrt(2 * s.clients * K * s.start / (L * s.sigma2 * s.rounds))
+    return Steps(local=min(limits), effective=1 / (1 / stability_step(s) + 1 / variance_step))
 
 
 def bound(s: Setting) -> float:
     """112L(Δ_F + C_0)/(ρ²T) + 8√2σ√(L(Δ_F + C_0))/(ρ√(NKT)) (eq:corollary_harmonic_refined_main_bound)."""
-    transient, noise = _terms(s)
-    return transient / s.rounds + noise / math.sqrt(s.rounds)
-
-
-def rounds_to(s: Setting, target_sq: float) -> float:
-    """T at which `bound` falls to ‖∇F‖² = target_sq: a/T + b/√T = target, solved for 1/√T."""
-    a, b = _terms(s)
-    if a == 0:
-        return 1.0
-    root = 2 * target_sq / (math.sqrt(b * b + 4 * a * target_sq) + b)
-    return max(1.0, 1 / root**2)
-
-
-def _terms(s: Setting) -> tuple[float, float]:
-    """(a, b) of the bound a/T + b/√T."""
     noise = 8 * math.sqrt(2 * s.sigma2 * s.L * s.start / (s.clients * s.local_steps)) / s.rho
-    return 112 * s.L * s.start / s.rho**2, noise
+    return 112 * s.L * s.start / s.rho**2 / s.rounds + noise / math.sqrt(s.rounds)

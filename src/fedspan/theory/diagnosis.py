@@ -1,11 +1,10 @@
-"""The theory applied to a run before it starts: conditions, safe step sizes, rounds and bytes to a target.
+"""The theory applied to a run before it starts: conditions, safe step sizes, and the bound at these.
 
 The corollary's step sizes are safe and slow, because its constants are those of the worst problem (docs/theory.md).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -16,55 +15,34 @@ from fedspan.core.errors import SpecError, shown
 from fedspan.core.layout import Layout
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
-from fedspan.core.projector import Projector, draw
-from fedspan.costs.traffic import cost
+from fedspan.core.projector import draw
 from fedspan.methods.box import Box
-from fedspan.optimizers.sgd import SGD
-from fedspan.projectors.identity import Identity
-from fedspan.servers.mean import Mean
 from fedspan.theory import corollary, theorem
-from fedspan.theory.estimates import Effort, Estimates, estimate
+from fedspan.theory.estimates import Estimates, estimate
 from fedspan.theory.setting import Setting, Steps
 from fedspan.theory.theorem import Condition
-from fedspan.uplinks.plain import Plain
 
-FORECAST_RHO = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
-ISOTROPIC = (
-    "identity",
-    "gaussian",
-    "coordinate",
-    "hadamard",
-)  # projectors with E[PᵀP] = ρI, drawn without the data
+# Projectors with E[PᵀP] = ρI, drawn without the data.
+ISOTROPIC = ("identity", "gaussian", "coordinate", "hadamard")
 PLAIN = "the proof is for plain SGD steps"
 CONSTANT = "the theorem is for constant steps; the conditions are checked for `lr`"
 # Settings of a method, of `Training` and of `Participation` → the value that the theorem covers, and why no other.
 COVERED: dict[str, tuple[Any, str]] = {
-    "local": (SGD(), PLAIN),
+    "local": ("sgd", PLAIN),
     "local.momentum": (0.0, PLAIN),
     "schedule": ("constant", CONSTANT),
     "warmup": (0, CONSTANT),
     "clip": (None, "clipped gradients are biased (A2)"),
     "drift.correction": ("always", "the proof bounds the drift of corrected steps only"),
     "uplink": (
-        Plain(),
+        "plain",
         "the proof does not know the error that a coded upload leaves in the controls, or running means",
     ),
     "downlink.compressor": (None, "the proof does not know the error of a compressed download"),
     "space.refresh": (1, "the proof needs a new P in every round"),
     "aggregator": (None, "the proof is for the mean of the replies"),
-    "server": (Mean(), "the proof is for x ← x − η_g mean, with a constant η_g"),
-}  # setting → the value that the theorem covers, and why it matters
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """Rounds after which the theory guarantees a gradient norm, and the bytes sent until then."""
-
-    rho: float
-    printed: float  # rounds by the corollary as printed
-    rounds: float  # rounds by the bound proved in docs/theory.md
-    up: float  # bytes sent by all clients until `rounds`
-    down: float  # bytes received by all clients until `rounds`
+    "server": ("mean", "the proof is for x ← x − η_g mean, with a constant η_g"),
+}
 
 
 @dataclass(frozen=True)
@@ -79,62 +57,36 @@ class Diagnosis:
     safe: Steps  # of the corollary
     bound: float  # on min ‖∇F‖² at the safe steps, as printed
     bound_proved: float  # the same, as proved
-    target: float  # ‖∇F‖ of the forecasts
-    forecast: list[Guarantee]
     warnings: list[str]  # what lies outside the theory
 
 
 def diagnose(
-    method: Method, problem: Problem, clients_per_round: int, rounds: int,
-    target: float | None = None, effort: Effort | None = None, settings: Settings | None = None,
+    method: Method, problem: Problem, clients_per_round: int, rounds: int, settings: Settings | None = None
 ) -> Diagnosis:  # fmt: skip
-    """Check a method's step sizes against the theorem; the safe ones where its `lr` is not a number.
-
-    `target` is the ‖∇F‖ of the forecasts, a tenth of ‖∇F(x⁰)‖ by default. `settings` are those of the run.
-    """
-    found = estimate(problem, effort)
+    """Check a method's step sizes against the theorem; the safe ones where its `lr` is not a number."""
+    found = estimate(problem)
     setting = setting_of(found, method, problem, clients_per_round, rounds)
-    safe = safe_steps(setting)
-    steps, priced = safe, method
-    if isinstance(method.lr, str):
-        priced = dataclasses.replace(method, lr=safe.local)  # type: ignore[type-var]
-    else:
+    steps = safe = safe_steps(setting)
+    if not isinstance(method.lr, str):
         server_lr = _at(method, "server.lr", getattr(method, "server_lr", 1.0))
         steps = Steps.of(method.lr, server_lr, method.local_steps)
-    wanted = target if target is not None else 0.1 * found.grad_sq.value**0.5
-    space, forecast = _space(method), []
-    for rho in sorted({*(FORECAST_RHO if space else ()), setting.rho}):
-        there, one = dataclasses.replace(setting, rho=rho), priced
-        if space is not None and rho != setting.rho:
-            one = dataclasses.replace(one, space=dataclasses.replace(space, rank=rho))  # type: ignore[type-var]
-        several = 4 * problem.clients // clients_per_round
-        rates = cost(one, problem, clients_per_round, several, problem.seeds[0])
-        proved = theorem.rounds_to_proved(there, wanted**2)
-        printed, sent = corollary.rounds_to(there, wanted**2), clients_per_round * proved
-        up, down = rates.up_round * sent, rates.down_round * sent
-        forecast.append(Guarantee(rho, printed, proved, up, down))
     return Diagnosis(
-        estimates=found, setting=setting, steps=steps, conditions=theorem.conditions(setting, steps),
-        proved=theorem.conditions_proved(setting, steps), safe=safe, bound=corollary.bound(setting),
-        bound_proved=theorem.bound_proved(setting, safe), target=wanted, forecast=forecast,
-        warnings=outside_theory(method, problem, clients_per_round, settings),
+        found, setting, steps, theorem.conditions(setting, steps), theorem.conditions_proved(setting, steps),
+        safe, corollary.bound(setting), theorem.bound_proved(setting, safe),
+        outside_theory(method, problem, clients_per_round, settings),
     )  # fmt: skip
 
 
 def corollary_lr(
-    method: Method,
-    problem: Problem,
-    clients_per_round: int,
-    rounds: int,
-    settings: Settings | None = None,
-) -> tuple[float, float]:
+    method: Method, problem: Problem, clients_per_round: int, rounds: int, settings: Settings | None = None
+) -> tuple[float, float]:  # fmt: skip
     """`lr` and `server.lr` of the safe steps for a run; SpecError for methods and settings that they do not cover."""
     rule = "lr = 'auto' is the step size of the convergence theorem, which does not cover"
     if not isinstance(method, Box) or not _controlled(method):
         raise SpecError(f"{rule} {registry.name_of(method)}; use lr = 'search'")
     if found := uncovered(method, settings, sampled=clients_per_round < problem.clients):
-        values = " and ".join(f"{name} {value}" for name, (value, _, _) in found.items())
-        remedy = " and ".join(f"{name} to {covered}" for name, (_, covered, _) in found.items())
+        values = " and ".join(f"{name} {value}" for name, value, _, _ in found)
+        remedy = " and ".join(f"{name} to {covered}" for name, _, covered, _ in found)
         raise SpecError(f"{rule} {values}; use lr = 'search', or set {remedy}")
     if method.server.lr != 1.0:
         raise SpecError(
@@ -158,14 +110,9 @@ def setting_of(
     """A run as the theorem sees it."""
     return Setting(
         L=found.L.value, sigma2=found.sigma2.value, gap=found.gap.value, control=found.control.value,
-        rho=rho_of(method, problem.layout), clients=clients_per_round, share=clients_per_round / problem.clients,
+        rho=min(rhos_of(method, problem.layout)), clients=clients_per_round, share=clients_per_round / problem.clients,
         local_steps=method.local_steps, rounds=rounds,
     )  # fmt: skip
-
-
-def rho_of(method: Method, layout: Layout) -> float:
-    """ρ of the narrowest block: the proof needs E[PᵀP] ⪰ ρI only, and wider blocks satisfy it."""
-    return min(_block_rhos(method, layout), default=1.0)
 
 
 def _controlled(method: Method) -> bool:
@@ -173,17 +120,13 @@ def _controlled(method: Method) -> bool:
     return isinstance(method, Box) and method.drift.in_gradients and bool(method.controls)
 
 
-def _space(method: Method) -> Projector | None:
-    """The random subspaces of a method; None if it moves x in all of the space."""
-    space: Projector | None = getattr(method, "space", None)
-    return None if isinstance(space, Identity) else space
-
-
-def _block_rhos(method: Method, layout: Layout) -> list[float]:
-    if (space := _space(method)) is None:
-        return []
+def rhos_of(method: Method, layout: Layout) -> set[float]:
+    """ρ of every block. That of a run is the smallest: the proof needs E[PᵀP] ⪰ ρI, and wider blocks satisfy it."""
+    space = getattr(method, "space", None)
+    if space is None:
+        return {1.0}
     sizes = draw(space, layout, (0,), 0).sizes
-    return [size / block.size for size, block in zip(sizes, layout.blocks, strict=True)]
+    return {size / block.size for size, block in zip(sizes, layout.blocks, strict=True)} or {1.0}
 
 
 def _at(owner: Any, name: str, default: Any) -> Any:
@@ -193,35 +136,29 @@ def _at(owner: Any, name: str, default: Any) -> Any:
     return owner
 
 
-def _named(value: Any) -> str:
-    return shown(registry.name_of(value) if registry.is_registered(value) else value)
-
-
 def uncovered(
     method: Method, settings: Settings | None, *, sampled: bool
-) -> dict[str, tuple[str, str, str]]:
-    """Settings with which a run is not that of the theorem → their value, one that is covered, and why it matters."""
+) -> list[tuple[str, str, str, str]]:
+    """(setting, its value, one that is covered, why it matters) of all with which a run is not the theorem's."""
     owners = [method] if settings is None else [method, settings.training, settings.participation]
-    found = {}
+    found = []
     for name, (covered, why) in COVERED.items():
-        for value in (_at(owner, name, covered) for owner in owners):
-            if value != covered and not (
-                registry.is_registered(value) and type(value) is type(covered)
-            ):
-                found[f"`{name}`"] = (_named(value), _named(covered), why)
+        for owner in owners:
+            value = _at(owner, name, covered)
+            if registry.is_registered(value):
+                value = registry.name_of(value)
+            if value != covered:
+                found.append((f"`{name}`", shown(value), shown(covered), why))
     if sampled and _at(method, "drift.rule", "exact") == "paper":
         why = "with sampled clients it breaks c = mean c_i, which every lemma uses"
-        found["`drift.rule`"] = ("'paper'", "'exact'", why)
+        found.append(("`drift.rule`", "'paper'", "'exact'", why))
     if settings is not None and settings.dp is not None:
-        found["`privacy`"] = (
-            "with a clip",
-            shown(None),
-            "the proof knows no clipped replies and no noise on them",
-        )
-    space = _space(method)
+        why = "the proof knows no clipped replies and no noise on them"
+        found.append(("`privacy`", "with a clip", "None", why))
+    space = getattr(method, "space", None)
     if space is not None and (kind := registry.name_of(space)) not in ISOTROPIC:
         why = "it is not known to have E[PᵀP] = ρI independently of the data and of earlier rounds (A3)"
-        found["`space`"] = (shown(kind), "'coordinate'", why)
+        found.append(("`space`", shown(kind), "'coordinate'", why))
     return found
 
 
@@ -229,23 +166,19 @@ def outside_theory(
     method: Method, problem: Problem, clients_per_round: int, settings: Settings | None = None
 ) -> list[str]:
     """In what a run differs from what the theorem covers, one sentence each."""
-    sampled = clients_per_round < problem.clients
+    sampled, name = clients_per_round < problem.clients, registry.name_of(method)
     departures = uncovered(method, settings, sampled=sampled)
-    found = [f"{name} {value}: {why}" for name, (value, _, why) in departures.items()]
-    if not _controlled(method):
-        name = registry.name_of(method)
-        found.insert(
-            0,
-            f"`{name}` is not the method of the theorem, which needs client controls: ssf, or scaffold as ρ = 1",
-        )
-    cases = {
-        f"partial participation, {clients_per_round} of {problem.clients}: the theorem is for all clients per round; "
-        "the sufficient conditions are those of docs/theory.md for sampled clients, the bounds those of all clients":
-            sampled,
-        "clients have different weights: the theorem is for a plain mean": problem.weights is not None,
-        "mini-batches are shuffled passes, not independent draws (A2); L was estimated at x⁰ only (A1)":
-            problem.cohort_mode == "per_client",
-    }  # fmt: skip
-    if len(set(_block_rhos(method, problem.layout))) > 1:
-        cases["blocks have different shares of directions; ρ is the smallest of them"] = True
-    return found + [text for text, applies in cases.items() if applies]
+    cases = [
+        (not _controlled(method), f"`{name}` is not the method of the theorem, which needs client controls: "
+         "ssf, or scaffold as ρ = 1"),
+        *((True, f"{setting} {value}: {why}") for setting, value, _, why in departures),
+        (sampled, f"partial participation, {clients_per_round} of {problem.clients}: the theorem is for all clients "
+         "per round; the sufficient conditions are those of docs/theory.md for sampled clients, the bounds those of "
+         "all clients"),
+        (problem.weights is not None, "clients have different weights: the theorem is for a plain mean"),
+        (problem.cohort_mode == "per_client", "mini-batches are shuffled passes, not independent draws (A2); L was "
+         "estimated at x⁰ only (A1)"),
+        (len(rhos_of(method, problem.layout)) > 1, "blocks have different shares of directions; ρ is the smallest "
+         "of them"),
+    ]  # fmt: skip
+    return [text for applies, text in cases if applies]

@@ -26,7 +26,7 @@ from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.core.seeds import torch_generator
 from fedspan.engine.loop import Loop
-from fedspan.theory.gradient_probe import all_clients, client_weights
+from fedspan.theory.gradient_probe import client_weights, computed_together, full_grads
 
 
 def measure(loop: Loop) -> dict[str, npt.NDArray[np.float64]]:
@@ -36,52 +36,42 @@ def measure(loop: Loop) -> dict[str, npt.NDArray[np.float64]]:
         raise SpecError("`diagnostics` needs all clients on one machine; leave it out")
     with torch.inference_mode():
         states, weights = clients(), client_weights(loop.problem)
-        grads = all_clients(loop.problem).full_grads(loop.server.x).double()
+        grads = full_grads(loop.problem, loop.server.x).double()
         mean_grad = (weights * grads).sum(1, keepdim=True)
         found = {"grad_sq": mean_grad.square().sum((1, 2)), "drift": _drift(loop, states)}
         if hasattr(states, "c") and hasattr(loop.server, "c"):
-            found |= _controls(loop.server.c.double(), states.c.double(), grads, mean_grad, weights)
+            c, own = loop.server.c.double(), states.c.double()
+            apart = mean_grad - grads
+            cosine = torch.nn.functional.cosine_similarity(c - own, apart, dim=-1, eps=1e-30)
+            found |= {
+                "control_error": (weights * (own - grads).square()).sum((1, 2)),
+                "control_gap": (c - (weights * own).sum(1, keepdim=True)).norm(dim=-1)[:, 0],
+                "correction_cos": (weights[..., 0] * cosine).sum(1),
+            }
     return {name: value.numpy() for name, value in found.items()}
-
-
-def _controls(
-    c: Vector, own: Vector, grads: Vector, mean_grad: Vector, weights: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    cosine = torch.nn.functional.cosine_similarity(c - own, mean_grad - grads, dim=-1, eps=1e-30)
-    return {
-        "control_error": (weights * (own - grads).square()).sum((1, 2)),
-        "control_gap": (c - (weights * own).sum(1, keepdim=True)).norm(dim=-1)[:, 0],
-        "correction_cos": (weights[..., 0] * cosine).sum(1),
-    }
 
 
 def _drift(loop: Loop, states: Any) -> torch.Tensor:
     """E_t of the next round with all clients, (runs,)."""
     problem, method, everyone = loop.problem, loop.method, loop.last_round
     runs, n = everyone.shape
-    weights = client_weights(problem).to(problem.layout.dtype).expand(runs, -1, -1)
+    weights = None
+    if problem.weights is not None:
+        weights = client_weights(problem).to(problem.layout.dtype).expand(runs, -1, -1)
     rnd = Round(
-        t=loop.t, seeds=loop.seeds, clients=n, layout=problem.layout,
-        ids=np.broadcast_to(np.arange(n), (runs, n)).copy(), last_round=everyone,
-        weights=None if problem.weights is None else weights, everyone=everyone,
-        local_steps=method.local_steps, rounds=loop.rounds,
+        t=loop.t, seeds=loop.seeds, clients=n, layout=problem.layout, ids=np.tile(np.arange(n), (runs, 1)),
+        last_round=everyone, weights=weights, everyone=everyone, local_steps=method.local_steps, rounds=loop.rounds,
     )  # fmt: skip
-    down = method.broadcast(loop.server, rnd)
-
-    def distances(own: Any, part: Round) -> torch.Tensor:
-        recorder = _DistanceRecorder(problem.cohort(part))
-        recorder.begin(loop.buffers)
-        method.client_step(own, down, recorder, part)
-        return recorder.mean()
-
+    down, found = method.broadcast(loop.server, rnd), []
     with torch_generator():
-        if problem.cohort_mode == "batched":
-            return distances(states, rnd).mean(1)
-        found = []
-        for i in range(n):
-            own = {name: part[:, i : i + 1] for name, part in vars(states).items()}
-            found.append(distances(Bundle(**own), rnd.subset(np.array([i]))))
-        return torch.cat(found, 1).mean(1)
+        for part in computed_together(problem, n):
+            own = Bundle(**{name: values[:, part] for name, values in vars(states).items()})
+            some = rnd.subset(np.arange(n)[part])
+            recorder = _DistanceRecorder(problem.cohort(some))
+            recorder.inner.begin(loop.buffers)
+            method.client_step(own, down, recorder, some)
+            found.append(recorder.total / max(1, recorder.calls))  # mean over the local steps
+    return torch.cat(found, 1).mean(1)
 
 
 class _DistanceRecorder(Objective):
@@ -97,18 +87,11 @@ class _DistanceRecorder(Objective):
     def full_grad(self, x: Vector) -> Vector:
         return self.inner.full_grad(x)
 
-    def begin(self, buffers: Vector | None) -> None:
-        self.inner.begin(buffers)
-
     def direction(self, plus: Plus = None) -> Direction:
         return self._recorded(self.inner.direction(plus))
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         return self._recorded(self.inner.restrict(x, P, plus))
-
-    def mean(self) -> torch.Tensor:
-        """Mean over the local steps, (runs, clients)."""
-        return self.total / max(1, self.calls)
 
     def _recorded(self, direction: Direction) -> Direction:
         def at(y: Vector) -> Vector:

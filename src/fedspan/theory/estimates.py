@@ -18,20 +18,11 @@ import torch
 from fedspan.core import seeds
 from fedspan.core.layout import Vector
 from fedspan.core.objective import Problem
-from fedspan.theory.gradient_probe import GradientProbe, all_clients
+from fedspan.theory.gradient_probe import batch_grads, full_grads, mean_grads
 
 Floats = npt.NDArray[np.float64]
+DRAWS = 8  # mini-batches of each client for σ², and 8 times as many of batched ones
 CONVERGED = 0.005  # relative change of the eigenvalue at which power iteration stops
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How much data the estimates use. `clients` and `examples` apply only where clients are computed one by one."""
-
-    clients: int = 4
-    examples: int = 64  # per client, for L
-    draws: int = 8  # mini-batches per client, for σ²
-    iterations: int = 20  # of power iteration
 
 
 @dataclass(frozen=True)
@@ -47,7 +38,6 @@ class Estimates:
     """The constants of a problem at x⁰ with all controls at zero."""
 
     L: Estimate  # max_i L_i
-    L_mean: Estimate  # of F itself
     L_each: Floats  # (runs, n), of the sampled clients
     sigma2: Estimate
     gap: Estimate  # Δ_F
@@ -55,51 +45,53 @@ class Estimates:
     grad_sq: Estimate  # ‖∇F(x⁰)‖²
 
 
-def estimate(problem: Problem, effort: Effort | None = None) -> Estimates:
-    """All constants of a problem; the worst of several runs."""
-    effort = effort or Effort()
+def estimate(
+    problem: Problem, clients: int = 4, examples: int = 64, iterations: int = 20
+) -> Estimates:
+    """All constants of a problem; the worst of several runs.
+
+    Args:
+        problem: The problem.
+        clients: How many are sampled where they are computed one by one.
+        examples: Of each client, for L, also there only.
+        iterations: Of power iteration.
+    """
     whole = problem.cohort_mode == "batched"
-    probe = all_clients(problem) if whole else _sample(problem, effort.clients)
-    count = len(probe.clients)
+    count = problem.clients if whole else min(clients, problem.clients)
+    key = np.array([seeds.key(problem.seeds[0], "estimates")], np.uint64)
+    chosen = seeds.choose(key, problem.clients, count)[0]
     who = "all clients" if count == problem.clients else f"{count} of {problem.clients} clients"
-    each, mean, how = _smoothness(problem, probe, effort)
-    draws = probe.batch_grads(problem.x0, 8 * effort.draws if whole else effort.draws)
+    each, how = _smoothness(problem, chosen, examples, iterations)
+    draws = batch_grads(problem, problem.x0, 8 * DRAWS if whole else DRAWS, chosen)
     sigma2, error = variance(draws)
-    grads = probe.full_grads(problem.x0) if whole else torch.stack(draws).mean(0)
-    size = f"{len(draws)} mini-batches of {who}"
-    exact = f"all data of {who}" if whole else size
-    bias = (
-        0.0 if whole else float(sigma2.mean()) / len(draws)
-    )  # noise adds this to the squared norm of a mean
-    control = max(0.0, float(grads.double().square().sum(-1).mean()) - bias)
-    mean_grad = grads.double().mean(1).square().sum(-1).max()
+    grads, bias = torch.stack(draws).mean(0), float(sigma2.mean()) / len(draws)
+    size = exact = f"{len(draws)} mini-batches of {who}"
+    if whole:
+        grads, bias, exact = full_grads(problem, problem.x0), 0.0, f"all data of {who}"
+    grads = grads.double()
+    control = float(grads.square().sum(-1).mean()) - bias  # noise adds it to the square of a mean
+    noisiest = f"± {100 * error:.0f} %, the noisiest client; {size}, at x⁰"
     return Estimates(
         L=Estimate(float(each.max()), how),
-        L_mean=Estimate(float(mean.max()), how),
         L_each=each,
-        sigma2=Estimate(
-            float(sigma2.max()), f"± {100 * error:.0f} %, the noisiest client; {size}, at x⁰"
-        ),
+        sigma2=Estimate(float(sigma2.max()), noisiest),
         gap=_gap(problem),
-        control=Estimate(control, f"controls at zero: mean ‖∇f_i(x⁰)‖²; {exact}"),
-        grad_sq=Estimate(float(mean_grad), exact),
+        control=Estimate(max(0.0, control), f"controls at zero: mean ‖∇f_i(x⁰)‖²; {exact}"),
+        grad_sq=Estimate(float(grads.mean(1).square().sum(-1).max()), exact),
     )
 
 
 def smoothness(
-    grad: Callable[[Vector], Vector], x: Vector, iterations: int = 25, start: Vector | None = None
-) -> tuple[Floats, Vector, str]:
-    """‖H_i‖ of the Hessians of `grad` at every row of x, (runs, n, d), their directions, and how it was found.
+    grad: Callable[[Vector], Vector], x: Vector, iterations: int = 25
+) -> tuple[Floats, str]:
+    """‖H_i‖ of the Hessians of `grad` at every row of x, (runs, n, d), and how it was found.
 
-    Power iteration begins at `start` or a random direction.
-
-    ‖H v‖ ≤ ‖H‖ for every unit v, so the result is a lower bound that rises with the iterations.
+    ‖H v‖ ≤ ‖H‖ for every unit v, so the result of the power iteration is a lower bound that rises with its steps.
     """
     step = (1e-3 * x.norm(dim=-1, keepdim=True)).clamp_min(1e-2)
-    if start is None:
-        key = np.array([seeds.key(0, "power iteration")], np.uint64)
-        start = torch.from_numpy(seeds.normal(key, x.shape[-1])[0]).to(x.dtype)
-    v, found, change, done = start.expand_as(x), torch.zeros(()), math.inf, 0
+    key = np.array([seeds.key(0, "power iteration")], np.uint64)
+    v = torch.from_numpy(seeds.normal(key, x.shape[-1])[0]).to(x.dtype).expand_as(x)
+    found, change, done = torch.zeros(()), math.inf, 0
     while done < iterations and change >= CONVERGED:
         v = v / v.norm(dim=-1, keepdim=True).clamp_min(1e-30)
         v = (grad(x + step * v) - grad(x - step * v)) / (2 * step)
@@ -107,7 +99,7 @@ def smoothness(
         change = float(((found - before).abs() / found.clamp_min(1e-30)).max())
         done += 1
     how = f"power iteration, {done} steps, last change {100 * change:.1f} %"
-    return found.double().numpy(), v, how
+    return found.double().numpy(), how
 
 
 def variance(draws: list[Vector]) -> tuple[Floats, float]:
@@ -120,43 +112,27 @@ def variance(draws: list[Vector]) -> tuple[Floats, float]:
 
 
 def _smoothness(
-    problem: Problem, probe: GradientProbe, effort: Effort
-) -> tuple[Floats, Floats, str]:
+    problem: Problem, clients: npt.NDArray[np.int64], examples: int, iterations: int
+) -> tuple[Floats, str]:
     known = problem.smoothness()
     if known is not None:
-        return *known, "exact: the Hessians are known"
-    size = getattr(problem, "batch", effort.examples)
-    batches = max(1, round(effort.examples / size))
-    x = problem.x0.expand(-1, len(probe.clients), -1)
-    each, v, how = smoothness(lambda y: probe.mean_grads(y, batches), x, effort.iterations)
-    near = v.mean(1, keepdim=True)  # a good start: F curves most where its clients do
-    mean, *_ = smoothness(
-        lambda y: probe.mean_grads(y, batches).mean(1, keepdim=True),
-        problem.x0,
-        effort.iterations // 3,
-        near,
-    )
-    note = f"{how}; {batches * size} examples of {len(probe.clients)} clients; at x⁰ only, L changes during training"
-    return each, mean[:, 0], note
+        return known, "exact: the Hessians are known"
+    size, n = getattr(problem, "batch", examples), len(clients)
+    batches = max(1, round(examples / size))
+    x = problem.x0.expand(-1, n, -1)
+    each, how = smoothness(lambda y: mean_grads(problem, y, batches, clients), x, iterations)
+    data = f"{batches * size} examples of {n} clients"
+    return each, f"{how}; {data}; at x⁰ only, L changes during training"
 
 
 def _gap(problem: Problem) -> Estimate:
-    known, where = problem.evaluate(problem.x0, problem.buffers0).get("loss"), "on the test set"
+    start = problem.x0, problem.buffers0
+    known, where = problem.evaluate(*start).get("loss"), "on the test set"
     if known is None:
-        known, where = (
-            problem.training_loss(problem.x0, problem.buffers0),
-            "on a sample of the training data",
-        )
+        known, where = problem.training_loss(*start), "on a sample of the training data"
     if known is None:
         return Estimate(0.0, "unknown: the problem reports no loss")
     best = problem.lowest()
     if best is None:
         return Estimate(float(known.max()), f"upper bound: loss of x⁰ {where}, with F* = 0")
     return Estimate(float((known - best).max()), "exact: F* is known")
-
-
-def _sample(problem: Problem, count: int) -> GradientProbe:
-    key = np.array([seeds.key(problem.seeds[0], "estimates")], np.uint64)
-    return GradientProbe(
-        problem, seeds.choose(key, problem.clients, min(count, problem.clients))[0]
-    )

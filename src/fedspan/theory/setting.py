@@ -34,10 +34,10 @@ class Setting:
         positive("L", self.L)
         for name in ("sigma2", "gap", "control"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
+            if not 0 <= value < math.inf:
                 raise SpecError(f"`{name}` must be a number of at least 0, got {value!r}")
-        positive_share("rho", self.rho)
-        positive_share("share", self.share)
+        for name in ("rho", "share"):
+            positive_share(name, getattr(self, name))
         for name in ("clients", "local_steps", "rounds"):
             at_least(name, getattr(self, name), 1)
 
@@ -53,10 +53,6 @@ class Steps:
 
     local: float
     effective: float
-
-    def __post_init__(self) -> None:
-        positive("local", self.local)
-        positive("effective", self.effective)
 
     @staticmethod
     def of(lr: float, server_lr: float, local_steps: int) -> Steps:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fedspan.theory.setting import Setting, Steps
 
@@ -51,9 +51,14 @@ def conditions(s: Setting, steps: Steps) -> list[Condition]:
 
 def bound(s: Setting, steps: Steps) -> float:
     """8(Δ_F + C_0)/(ρη̃T) + 4Lσ²η̃/(ρNK) + 8000L²Kη_l²σ²/ρ (eq:thm_convergence_statement)."""
-    transient = 8 * s.start / (s.rho * steps.effective * s.rounds)
-    noise = 4 * s.L * s.sigma2 * steps.effective / (s.rho * s.clients * s.local_steps)
-    return transient + noise + 8000 * s.L**2 * s.local_steps * steps.local**2 * s.sigma2 / s.rho
+    return _bound(s, steps, s.start, 4, 8000 / s.rho)
+
+
+def _bound(s: Setting, steps: Steps, start: float, noise: float, drift: float) -> float:
+    """8·start/(ρη̃T) + noise·Lσ²η̃/(ρNK) + drift·L²Kη_l²σ²."""
+    transient = 8 * start / (s.rho * steps.effective * s.rounds)
+    noise *= s.L * steps.effective / (s.rho * s.clients * s.local_steps)
+    return transient + (noise + drift * s.L**2 * s.local_steps * steps.local**2) * s.sigma2
 
 
 def conditions_proved(s: Setting, steps: Steps) -> list[Condition]:
@@ -62,30 +67,31 @@ def conditions_proved(s: Setting, steps: Steps) -> list[Condition]:
     With S of N clients ρS/N takes the place of ρ, and two conditions are added. That these four suffice is checked in
     numbers and not proved (docs/theory.md).
     """
-    K, L, rho, cubed = (
-        s.local_steps,
-        s.L,
-        s.rho * s.share,
-        s.rho * s.clients * s.share**2,
-    )  # ρS/N, ρS³/N²
+    rho, cubed = _shares(s)
     name = "ρ" if s.share == 1 else "ρS/N"
+    local, eta = s.L * steps.local, s.L * steps.effective
     found = [
-        Condition(f"576K²L²η_l² ≤ {name}", 576 * K**2 * L**2 * steps.local**2, rho),
-        Condition(f"η̃ ≤ min(1/4, {name}/2)/L", steps.effective, min(0.25, rho / 2) / L),
+        Condition(f"576K²L²η_l² ≤ {name}", 576 * s.local_steps**2 * local**2, rho),
+        Condition(f"η̃ ≤ min(1/4, {name}/2)/L", steps.effective, min(0.25, rho / 2) / s.L),
     ]
     if s.share < 1:
-        found.append(Condition("L²η̃² ≤ ρS³/(72N²)", (L * steps.effective) ** 2, cubed / 72))
-        found.append(Condition("L³η̃³ ≤ ρS³/(2304N²)", (L * steps.effective) ** 3, cubed / 2304))
+        found.append(Condition("L²η̃² ≤ ρS³/(72N²)", eta**2, cubed / 72))
+        found.append(Condition("L³η̃³ ≤ ρS³/(2304N²)", eta**3, cubed / 2304))
     return found
 
 
 def largest_steps(s: Setting) -> Steps:
     """The largest steps that meet `conditions_proved`."""
-    rho, cubed = s.rho * s.share, s.rho * s.clients * s.share**2
-    limits = [0.25, rho / 2] + (
-        [] if s.share == 1 else [math.sqrt(cubed / 72), math.cbrt(cubed / 2304)]
-    )
+    rho, cubed = _shares(s)
+    limits = [0.25, rho / 2]
+    if s.share < 1:
+        limits += [math.sqrt(cubed / 72), math.cbrt(cubed / 2304)]
     return Steps(local=math.sqrt(rho) / (24 * s.local_steps * s.L), effective=min(limits) / s.L)
+
+
+def _shares(s: Setting) -> tuple[float, float]:
+    """ρS/N and ρS³/N²."""
+    return s.rho * s.share, s.rho * s.clients * s.share**2
 
 
 def lyapunov_weight(s: Setting, steps: Steps) -> float:
@@ -99,34 +105,5 @@ def bound_proved(s: Setting, steps: Steps, *, nu: float = 1.0) -> float:
     ν = `nu` is a number with E‖𝒫ξ‖² ≤ νσ² for the noise ξ of every local step. ν = 1 always holds. ν = ρ is an
     assumption of its own: it holds where E[𝒫] = ρI and ξ is independent of P, and not where blocks are trained in full.
     """
-    started = s.gap + lyapunov_weight(s, steps) * s.control
-    transient = 8 * started / (s.rho * steps.effective * s.rounds)
-    noise = 9.5 * s.L * s.sigma2 * steps.effective / (s.rho * s.clients * s.local_steps)
-    drift = (864 * nu / s.rho + 50) * s.L**2 * s.local_steps * steps.local**2 * s.sigma2 / s.rho
-    return transient + noise + drift
-
-
-def steps_proved(s: Setting) -> Steps:
-    """Steps for `bound_proved`: η̃ balances its first two terms, η_l keeps the last one below the first (ours)."""
-    most = largest_steps(s)
-    if s.sigma2 == 0 or s.gap == 0:
-        return most
-    balanced = math.sqrt(8 * s.gap * s.clients * s.local_steps / (9.5 * s.L * s.sigma2 * s.rounds))
-    effective = 1 / (1 / most.effective + 1 / balanced)
-    last = (864 / s.rho + 50) * s.L**2 * s.local_steps * s.sigma2 / s.rho
-    local = math.sqrt(8 * s.gap / (s.rho * effective * s.rounds * last))
-    return Steps(local=min(most.local, local), effective=effective)
-
-
-def rounds_to_proved(s: Setting, target_sq: float) -> float:
-    """T at which `bound_proved` at `steps_proved` falls to ‖∇F‖² = target_sq, to 0.1 % (ours)."""
-    low, high = 0.0, 60 * math.log(10)
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        there = replace(s, rounds=max(1, round(math.exp(middle))))
-        low, high = (
-            (low, middle)
-            if bound_proved(there, steps_proved(there)) <= target_sq
-            else (middle, high)
-        )
-    return max(1.0, math.exp(high))
+    start = s.gap + lyapunov_weight(s, steps) * s.control
+    return _bound(s, steps, start, 9.5, (864 * nu / s.rho + 50) / s.rho)

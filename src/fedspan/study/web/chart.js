@@ -103,7 +103,7 @@ class Chart {
     return !this.marks && !state.y.startsWith("correction") && lines.some(there);
   }
 
-  // The evaluations that no other run beats for the same cost or less; study/pareto.py computes the same for the tables.
+  // The evaluations that no other run beats for the same cost or less; study/curves.py computes the same for the tables.
   pareto(lines, state) {
     const sign = this.data.metrics[state.y].goal === "max" ? 1 : -1;
     const runs = lines.map(({ number, series }) => {
