@@ -36,7 +36,7 @@ def reproduce(
     """Make the runs, judge the claims, and write table, figures and page."""
     runs = out / "runs"
     todo = [job for one in trial.experiments for job in one.jobs(runs, trial.seeds)]
-    execute(todo, jobs, console, "runs")
+    execute(todo, jobs, console)
     sections, claims, verdict = list[Section](), list[Claim](), list[str]()
     for one in trial.experiments:
         found = one.read(runs, trial.seeds)

@@ -89,7 +89,7 @@ def test_seconds_over_a_link() -> None:
     [
         ({}, "`budget` such as 'total=50MB'"),
         ({"budget": "total=1B"}, "no setting has 8 rounds within the budget"),
-        ({"budget": "seconds=10"}, "a budget of seconds needs a `link`"),
+        ({"budget": "seconds=10"}, "a budget of seconds .* needs a `link`"),
         ({"budget": "total=1MB", "link": "fast"}, "`link` must be one of"),
         ({"budget": "total=1MB", "link": "up=3"}, "`link` is written up=1MB"),
         ({"budget": "total=1MB", "vary": {"ranks": [1]}}, "`vary` must be one of"),

@@ -34,6 +34,8 @@ SCALES = {
     "preconditioner": ["smoke", "laptop", "full"],
     "bytes": ["smoke", "laptop"],
     "control": ["smoke", "laptop", "full"],
+    "a9a": ["smoke", "full"],
+    "flamby-brca": ["smoke", "full"],
 }
 
 

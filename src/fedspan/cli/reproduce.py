@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
-from fedspan.cli._options import Jobs, Out
+from fedspan.cli._options import Jobs, Out, command_line
 
 
 def command(
     study: Annotated[
         str,
         typer.Argument(
-            help="The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes or control."
+            help="The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, a9a or "
+            "flamby-brca."
         ),
     ],
     out: Out,
@@ -33,10 +34,13 @@ def command(
 ) -> None:
     """Regenerate a study: tables, figures and one page.
 
-    STUDY is toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes or control. Finished runs are kept.
+    STUDY is toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, a9a or flamby-brca. Finished
+    runs are kept.
     """
     from fedspan.cli._tables import console
     from fedspan.study import conduct
 
     scale = "smoke" if quick else scale
-    conduct.reproduce(study, out, scale=scale, seeds=seeds, jobs=jobs, again=again, console=console)
+    conduct.reproduce(
+        study, out, scale=scale, seeds=seeds, jobs=jobs, again=again, console=console, line=command_line()
+    )  # fmt: skip
