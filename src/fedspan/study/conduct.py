@@ -131,8 +131,10 @@ def reproduce(
     if again:
         check(study)  # nothing is deleted if the study cannot run
         shutil.rmtree(out / RUNS, ignore_errors=True)
-    how = {"jobs": jobs, "formats": report.FORMATS, "line": line, "plugins": plugins(name)}
-    return conduct(study, out, console=console, **how)
+    own = plugins(name)
+    return conduct(
+        study, out, jobs=jobs, formats=report.FORMATS, line=line, console=console, plugins=own
+    )
 
 
 def show(made: report.Report, minutes: float, files: Sequence[Path], console: Console) -> None:
@@ -142,7 +144,7 @@ def show(made: report.Report, minutes: float, files: Sequence[Path], console: Co
         assert part is not None
         lines = [
             [str(getattr(cell, "main", cell)) for cell in line]
-            for line in (main.header, *main.rows)
+            for line in [main.header, *main.rows]
         ]
         if len(part.rows) > 1:  # a line per variant
             first = len(main.header) - len({entry.variant for entry in one.entries})

@@ -45,9 +45,10 @@ class Job:
 
     def histories(self) -> list[Path]:
         """The history files of the run, in the order of its seeds."""
-        first = self.spec.seed
-        several = [self.run_dir / f"seed-{seed}" for seed in range(first, first + self.seeds)]
-        return [one / history.NAME for one in ([self.run_dir] if self.seeds == 1 else several)]
+        if self.seeds == 1:
+            return [self.run_dir / history.NAME]
+        seeds = range(self.spec.seed, self.spec.seed + self.seeds)
+        return [self.run_dir / f"seed-{seed}" / history.NAME for seed in seeds]
 
     def _ends(self) -> list[Line]:
         """The last evaluation of every seed that has one."""
@@ -87,14 +88,15 @@ class Job:
         return max((float(end["seconds"]) for end in self._ends()), default=0.0)
 
 
-def jobs_of(spec: Spec, runs: Path, seeds: int, what: str = "") -> list[Job]:
+def jobs_of(spec: Spec, runs: Path, seeds: int, what: str = "", keep: bool = False) -> list[Job]:
     """A spec under several seeds: one batched computation where the task supports it, else one job per seed."""
     place = place_of(spec, runs)
     if spec.task.several_seeds:
-        return [Job(spec, place / f"{seeds}-seeds", seeds, what=what)]
+        return [Job(spec, place / f"{seeds}-seeds", seeds, keep, what=what)]
+    ones = [dataclasses.replace(spec, seed=spec.seed + n) for n in range(seeds)]
     return [
-        Job(one, place / f"seed-{one.seed}", 1, what=f"{what}, seed {one.seed}")
-        for one in (dataclasses.replace(spec, seed=spec.seed + n) for n in range(seeds))
+        Job(one, place / f"seed-{one.seed}", 1, keep, what=f"{what}, seed {one.seed}")
+        for one in ones
     ]
 
 

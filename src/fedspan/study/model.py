@@ -304,7 +304,7 @@ def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -
     found = [_part(name, one, table, size, seeds) for name, one in parts.items() if name in wanted]
     if not found:
         raise SpecError("a comparison has no part; give [base] and [variants.NAME]")
-    about = " ".join(one["about"].strip() for one in (table, size) if "about" in one)
+    about = " ".join(one["about"].strip() for one in (table, size) if one.get("about"))
     return Study(table.get("name") or "comparison", found, table.get("title", ""), about)
 
 
