@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedspan.core import registry
-from fedspan.core.errors import SpecError, at_least, at_most, items, one_of, shown
+from fedspan.core.errors import SpecError, at_least, at_most, one_of, shown
 from fedspan.core.spec import Spec, toml_value
 from fedspan.costs.plan import price
 from fedspan.costs.traffic import Cost
@@ -53,7 +53,7 @@ class Link:
         if given is None or isinstance(given, Link):
             return given or Link()
         found = {}
-        for text in str(given).split(","):
+        for text in (given if isinstance(given, str) else "").split(","):
             key, _, amount = (part.strip() for part in text.partition("="))
             one_of("link", key, vars(Link()))
             found[key] = _amount(amount, UNITS if key in ("up", "down") else {"": 1.0})
@@ -82,10 +82,14 @@ class Budget:
 
         With a `link` also from `seconds=3600`.
         """
-        texts = items("budget", [given] if isinstance(given, str) else given or (), "texts")
+        texts = [given] if isinstance(given, str) else () if given is None else given
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise SpecError(
+                f"`budget` must be a text such as 'up=10MB', or a list of such, got {shown(given)}"
+            )
         found: dict[str, float] = {}
         for text in texts:
-            kind, sign, amount = (part.strip() for part in str(text).partition("="))
+            kind, sign, amount = (part.strip() for part in text.partition("="))
             if not sign:
                 raise SpecError(
                     f"a budget is written up=10MB, total=50MB or rounds=200, got {shown(text)}"

@@ -26,6 +26,7 @@ from fedspan.core.errors import (
     SpecError,
     at_least,
     at_most,
+    items,
     one_of,
     path_of,
     shown,
@@ -39,8 +40,7 @@ from fedspan.core.spec import Spec, with_values
 from fedspan.core.terminal import plain
 from fedspan.study.budget import Link
 from fedspan.study.conduct import conduct
-from fedspan.study.curves import Axis
-from fedspan.study.model import Part
+from fedspan.study.model import Part, objects_of
 from fedspan.study.proposal import WIDTH, Tuned, propose
 from fedspan.study.report import Report, of_study
 from fedspan.study.request import asked
@@ -52,13 +52,7 @@ Clients = Sequence[Any] | Mapping[str, Any]
 Grid = Mapping[str, Any]
 DATA = ("test", "validation", "callbacks")  # arguments that the page names and does not write out
 FIELDS = {one.name for one in dataclasses.fields(Spec)} - {"method", "task"}
-AXES: dict[str, Axis] = {
-    "round": "round",
-    "up_bytes": "up",
-    "total_bytes": "total",
-    "seconds": "seconds",
-    "hours": "hours",
-}
+AXES = ("round", "up_bytes", "total_bytes", "seconds", "hours")
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,14 +170,15 @@ class Comparison:
             The matplotlib axis.
         """
         one_of("x", x, AXES)
-        if any(math.isnan(one.series.spent[AXES[x]][-1]) for one in self._entries):
+        axis: Any = x.removesuffix("_bytes")
+        if any(math.isnan(one.series.spent[axis][-1]) for one in self._entries):
             raise SpecError(f"`x` is {x!r}, which only runs with a `federation` count; give one")
         metric = metric or self.metric
         one_of("metric", metric, self._entries[0].series.metrics)
         needs("plot", "matplotlib")
         from fedspan.study import figures
 
-        return figures.compare(self._part, self._entries, AXES[x], metric, ax)
+        return figures.compare(self._part, self._entries, axis, metric, ax)
 
     def page(self, path: Path | str) -> Path:
         """Writes the page of the comparison, one HTML file that loads nothing from the network.
@@ -301,15 +296,9 @@ def compare(
     at_most("jobs", jobs, 1000)
     true_or_false("resume", resume)
     true_or_false("progress", progress)
-    for name, number in (("seeds", seeds), ("tune_seeds", tune_seeds), ("tail", tail)):
-        if number is None:
-            raise SpecError(f"`{name}` must be a number, got None")
-    if not isinstance(metric, str | None) or metric == "":
-        raise SpecError(f"`metric` must be the name of a metric, got {shown(metric)}")
     out = None if run_dir is None else path_of("run_dir", run_dir)
     named = named_methods(methods)
     spec = shared_spec(model, clients, loss, next(iter(named.values())), settings)
-    fields = {one.name: getattr(spec, one.name) for one in dataclasses.fields(Spec)}
     table = {
         "base": spec.table(),
         "variants": {label: {"method": tables.describe(one)} for label, one in named.items()},
@@ -320,7 +309,7 @@ def compare(
         "metric": "",
         "budget": budget,
     }
-    objects = {key: fields[key] for key in fields if key not in ("method", "epochs", "rounds")}
+    objects = objects_of(spec)
     study = asked(table, {} if tune is None else tune, metric, goal, objects=objects)
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the comparison to continue")
@@ -349,25 +338,21 @@ def compare(
 
 def named_methods(methods: Mapping[str, MethodLike] | Sequence[MethodLike]) -> dict[str, Method]:
     """Label → method; methods without labels have their names, numbered where one occurs twice."""
-    if isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
-        raise SpecError(
-            f"`methods` must be a dictionary of label → method or a list of methods, got {shown(methods)}"
-        )
+    if not isinstance(methods, Mapping):
+        found: dict[str, Method] = {}
+        for one in map(as_method, items("methods", methods, "methods")):
+            name = registry.name_of(one)
+            count = sum(type(other) is type(one) for other in found.values())
+            found[f"{name}-{count + 1}" if count else name] = one
+        methods = found
     if not methods:
         raise SpecError("`methods` is empty; give at least one method")
-    if isinstance(methods, Mapping):
-        for label in map(str, methods):
-            if not label.strip() or not label.isprintable() or len(label) > 100:
-                raise SpecError(
-                    f"a label of `methods` must be up to 100 characters on one line, got {shown(label)}"
-                )
-        return {str(label): as_method(one) for label, one in methods.items()}
-    found: dict[str, Method] = {}
-    for one in map(as_method, methods):
-        name = registry.name_of(one)
-        count = sum(registry.name_of(other) == name for other in found.values())
-        found[f"{name}-{count + 1}" if count else name] = one
-    return found
+    for label in map(str, methods):
+        if not label.strip() or not label.isprintable() or len(label) > 100:
+            raise SpecError(
+                f"a label of `methods` must be up to 100 characters on one line, got {shown(label)}"
+            )
+    return {str(label): as_method(one) for label, one in methods.items()}
 
 
 def shared_spec(

@@ -130,6 +130,7 @@ class Part:
         at_most("seeds", self.seeds, 10_000)
         if self.tune_seeds != "all":
             at_least("tune_seeds", self.tune_seeds, 1)
+            at_most("tune_seeds", self.tune_seeds, 10_000)
         if self.tune_rounds is not None:
             at_least("tune_rounds", self.tune_rounds, 1)
         if not 0 < number("tail", self.tail) < 1:
@@ -226,6 +227,13 @@ class Study:
         return known[name]
 
 
+def objects_of(spec: Spec) -> Table:
+    """The settings of a spec that all variants share, as objects."""
+    return {
+        key: one for key, one in vars(spec).items() if key not in ("method", "epochs", "rounds")
+    }
+
+
 def laid_over(table: Table, changes: Mapping[str, Any]) -> Table:
     """The table with changes laid over it, nested tables as well; a table that has a `name` replaces the other."""
     out = dict(table)
@@ -315,8 +323,8 @@ def _check(where: str, value: Any, wanted: Any) -> None:
         called = {"dict": "a table", "list": "a list", "str": "a text"}[kind.__name__]
         raise SpecError(f"`{where}` must be {called}, got {shown(value)}")
     if isinstance(wanted, list):
-        for one in value:
-            _check(where, one, wanted[0])
+        for number, one in enumerate(value):
+            _check(f"{where}[{number}]", one, wanted[0])
     elif isinstance(wanted, dict):
         for key, one in value.items():
             if "*" not in wanted:

@@ -35,7 +35,7 @@ from fedspan.core.terminal import plain
 from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import make_runs
 from fedspan.study.curves import Table
-from fedspan.study.model import Part, Study, Variant
+from fedspan.study.model import Part, Study, Variant, objects_of
 from fedspan.study.request import values_of
 
 if TYPE_CHECKING:
@@ -128,7 +128,6 @@ def propose(
         shortest = int(min(share * setting.rounds for setting in some))
         every = min(spec.eval_every, max(1, shortest // EVALUATIONS))
         base = dataclasses.replace(spec, metrics=(), eval_every=every)
-        fields = {one.name: getattr(base, one.name) for one in dataclasses.fields(Spec)}
         methods = [describe(setting.method) for setting in some]
         name = TRAIN_LOSS if metric == TRAINING_LOSS else metric
         part = Part(
@@ -141,7 +140,7 @@ def propose(
             tune_by=name,
             tail=0.2,
             budget=Budget(part_of_it, limits.link, share * limits.seconds),
-            objects={key: fields[key] for key in fields if key not in ("method", "rounds")},
+            objects=objects_of(base),
         )
         runs = make_runs(Study("comparison", [part]), place, jobs=1, console=console)
         (cell,) = runs.cells
