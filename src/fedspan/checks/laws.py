@@ -47,16 +47,16 @@ def bad_values(method: Method) -> None:
     for name, bad in (("lr", 0.0), ("lr", float("nan")), ("local_steps", 0)):
         if not hasattr(method, name):
             continue
-        words = (
-            f"{name} = {bad} is accepted; call super().__post_init__() in yours, or check it there"
-        )
+        said = None
         try:
             dataclasses.replace(method, **{name: bad})  # type: ignore[type-var]
         except SpecError as error:
-            words = f"{name} = {bad} is refused without naming {name}: {error}"
-            if name in str(error):
-                continue
-        raise FedspanError(words)
+            said = str(error)
+        hold(
+            said,
+            f"{name} = {bad} is accepted; call super().__post_init__() in yours, or check it there",
+        )
+        hold(name in str(said), f"{name} = {bad} is refused without naming {name}: {said}")
 
 
 def axes(method: Method) -> None:
@@ -66,8 +66,10 @@ def axes(method: Method) -> None:
     with torch.inference_mode():
         _, _, _, later, _ = worked(loop)
     names = [", ".join(vars(state)) or "none" for state in (later, first)]
-    words = f"client_step returns a state with {names[0]}, init_client with {names[1]}"
-    hold(vars(later).keys() == vars(first).keys(), words)
+    hold(
+        vars(later).keys() == vars(first).keys(),
+        f"client_step returns a state with {names[0]}, init_client with {names[1]}",
+    )
     *_, up = worked(advance(loop, 3))  # the loop checks the shape of x
     for where, bundle, axes in (
         ("init_client", first, (2, 1)),
@@ -81,10 +83,8 @@ def axes(method: Method) -> None:
 def first_state(method: Method) -> None:
     """A client's first state depends on the shape of x0 only."""
     problem = small()
-    x0 = torch.randn(
-        problem.x0.shape, dtype=problem.x0.dtype, generator=torch.Generator().manual_seed(0)
-    )
-    bare = torch.zeros(1, 1, 1, dtype=x0.dtype).expand(x0.shape)
+    bare = torch.zeros(1, 1, 1, dtype=torch.float64).expand(problem.x0.shape)
+    x0 = torch.randn(bare.shape, generator=torch.Generator().manual_seed(0)).to(bare)
     first, other = (method.init_client(x, problem.layout) for x in (x0, bare))
     words = "init_client uses the values of x0, which a client on its own machine does not have"
     hold(same(tensors(first), tensors(other)), words)
@@ -163,22 +163,23 @@ def codec(method: Method) -> None:
 def clients_apart(method: Method) -> None:
     """Clients apart do what the simulator does, and the ledger counts what was packed."""
     wrong = "clients that work alone from packed messages give another model than a cohort in one process"
-    for dtype, tolerance, rounds in ((torch.float32, 2e-5, 15), (torch.float64, 1e-12, 40)):
+    cases: tuple[tuple[Any, float, int], ...] = (("float32", 2e-5, 15), ("float64", 1e-12, 40))
+    for dtype, tolerance, rounds in cases:
         problem = small(dtype)
         transport = WireTransport(method, problem)
         together, apart = start(method, problem), start(method, problem, transport=transport)
         for _ in range(rounds):
             near(model(advance(apart, 1)), model(advance(together, 1)), tolerance, wrong)
         same_bytes(apart, together, "the ledger counts other bytes {} for clients apart")
-        for name, packed in (("down", transport.down_bytes), ("up", transport.up_bytes)):
-            counted = getattr(apart.ledger, name).sum()
+        for name in ("down", "up"):
+            packed = sum(map(sum, getattr(transport, f"{name}_bytes")))
             words = f"the ledger's bytes {name} are not those that were packed"
-            hold(sum(map(sum, packed)) == counted, words)
+            hold(packed == getattr(apart.ledger, name).sum(), words)
 
 
 def resume(method: Method) -> None:
     """A resumed run gives the same bits."""
-    problem = small(torch.float32)
+    problem = small("float32")
     whole, first = advance(start(method, problem), 23), advance(start(method, problem), 9)
     second = start(method, problem)
     second.load({key: array.clone() for key, array in first.save().items()})

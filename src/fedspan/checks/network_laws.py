@@ -22,7 +22,7 @@ from fedspan.checks.bench import (
 from fedspan.core import tables
 from fedspan.core.config import Participation
 from fedspan.core.method import Method
-from fedspan.engine.loop import Loop, cohort_of
+from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory
 from fedspan.remote.client import RemoteClient, StateFile
@@ -44,14 +44,13 @@ class LocalChannel(Channel):
 
     def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage]]:
         """Yield the replies of clients that are new objects each time, as on Flower."""
-        seeds, clients = self.problem.seeds, self.problem.clients
-        for number, message in enumerate(messages):
+        seed = self.problem.seeds[0]
+        for place, message in enumerate(messages):
             state_file = StateFile.of(self.states_dir, "run", f"c{message.client}")
-            own = (self.method, self.problem, state_file, message.client, seeds[0], self.agreement)
+            own = (self.method, self.problem, state_file, message.client, seed, self.agreement)
             arrays = {name: array.clone() for name, array in message.arrays.items()}
             reply = RemoteClient(*own, ROUNDS).reply(RoundMessage.read(message.header(), arrays))
-            place = cohort_of(seeds, clients, 3, message.t)[0].tolist().index(message.client)
-            yield from [(number, reply)] * self.copies.get((message.t, place), 1)
+            yield from [(place, reply)] * self.copies.get((message.t, place), 1)
 
 
 def _across(
