@@ -6,14 +6,14 @@ import dataclasses
 import html
 import inspect
 import math
-import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from rich.console import Console
@@ -89,21 +89,22 @@ class Comparison:
         """One dictionary per method: its result as mean and standard deviation over seeds, its settings and costs."""
         rows, name = [], self.metric
         for entry in self._entries:
-            curve, result = entry.curve(self._part), entry.final
+            curve, result, label = entry.curve(self._part), entry.final, entry.series.label
+            spent = {axis: values[-1] for axis, values in curve.spent.items()}
             rows.append(
                 {
-                    "method": entry.series.label,
+                    "method": label,
                     name: result.mean,
                     f"{name}_sd": result.spread,
                     f"best_{name}": entry.best.mean,
-                    **self.settings[entry.series.label],
+                    **self.settings[label],
                     "at_edge": entry.at_edge,
-                    "rounds": int(curve.rounds[-1]),
-                    "up_bytes": int(curve.spent["up"][-1]),
-                    "down_bytes": int(curve.spent["down"][-1]),
+                    "rounds": int(spent["round"]),
+                    "up_bytes": int(spent["up"]),
+                    "down_bytes": int(spent["down"]),
                     "client_state_bytes": entry.client_state,
                     "client_memory_bytes": entry.client_memory,
-                    "seconds": float(curve.spent["seconds"][-1]),
+                    "seconds": float(spent["seconds"]),
                     "seeds": result.seeds,
                     "diverged": result.diverged,
                     "failed": result.failed,
@@ -115,21 +116,20 @@ class Comparison:
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
         """Label → the tuned settings of the method, such as `{"lr": 0.1}`; a searched step is the first seed's."""
-        found = {}
-        for entry in self._entries:
-            searched = {"lr": entry.found_lr[0]} if entry.found_lr else {}
-            found[entry.series.label] = _short(entry.point) | searched
-        return found
+        return {
+            entry.series.label: _short(entry.point)
+            | ({"lr": entry.found_lr[0]} if entry.found_lr else {})
+            for entry in self._entries
+        }
 
     @property
     def best(self) -> dict[str, Method]:
         """Label → the method with its tuned settings, ready for `fedspan.fit(..., method=...)`."""
-        chosen = {}
+        found = {}
         for variant in self._part.variants:
-            tuned = dict(self.settings[variant.label])
-            tuned.pop("epochs", None)
-            chosen[variant.label] = as_method(with_values(variant.table["method"], tuned))
-        return chosen
+            tuned = {k: v for k, v in self.settings[variant.label].items() if k != "epochs"}
+            found[variant.label] = as_method(with_values(variant.table["method"], tuned))
+        return found
 
     @property
     def tried(self) -> list[dict[str, Any]]:
@@ -204,23 +204,18 @@ class Comparison:
     def __repr__(self) -> str:
         table = self._report.sections[0].tables[0]
         lines = [line[:3] for line in (table.header, *table.texts())]
-        widths = [max(len(line[n]) for line in lines) for n in range(3)]
-        text = []
-        for line in lines:
-            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            text.append(" ".join(cells).rstrip())
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [" ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return plain("\n".join([*text, *self._notes, textwrap.fill(self.verdict(), WIDTH)]))
 
     def _repr_html_(self) -> str:
         """The main table and the verdict, for notebooks."""
         table = self._report.sections[0].tables[0]
-        lines = [
-            "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in line)
-            for tag, line in (("th", table.header), *(("td", row) for row in table.texts()))
-        ]
-        rows = "".join(f"<tr>{line}</tr>" for line in lines[1:])
+        rows = ""
+        for line in (table.header, *table.texts()):
+            rows += f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in line)}</tr>"
         words = "".join(f"<p>{html.escape(text)}</p>" for text in (*self._notes, self.verdict()))
-        return f"<table><thead><tr>{lines[0]}</tr></thead><tbody>{rows}</tbody></table>{words}"
+        return f"<table>{rows}</table>{words}"
 
     @property
     def _notes(self) -> list[str]:
@@ -317,22 +312,20 @@ def compare(
         raise SpecError(f"`jobs` {jobs} needs device='cpu'; use jobs=1")
     # the call as the page shows it: a model and data are named, other values are written out
     told = {"tune": tune, "seeds": seeds, "budget": budget, "metric": metric, "goal": goal}
-    told |= {"tail": tail} | settings | {"run_dir": None if out is None else str(out)}
+    told |= {"tail": tail, **settings, "run_dir": None if out is None else str(out)}
     what = "model, clients" if isinstance(model, nn.Module) else "spec"
     what = repr(str(model)) if isinstance(model, str | PathLike) else what
     given = {label: tables.describe(method, changed=True) for label, method in named.items()}
     words = [repr(given), what]
     for key, value in told.items():
         kept = isinstance(value, str | int | float | list | tuple | dict) and key not in DATA
-        text = repr(value) if kept and len(repr(value)) < 200 else key
-        words += [] if value is None else [f"{key}={text}"]
+        text = repr(value) if kept else key
+        words += [] if value is None else [f"{key}={text if len(text) < 200 else key}"]
     line = f"fedspan.compare({', '.join(words)})"
     console = Console(stderr=True, quiet=not progress)
-    with ExitStack() as stack:  # a directory for the time being where the user names none
-        place = out
-        if place is None:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedspan-")))
-        found = conduct(study, place, jobs=jobs, resume=resume, line=line, console=console)
+    # a directory for the time being where the user names none
+    with nullcontext(out) if out else TemporaryDirectory(prefix="fedspan-") as place:
+        found = conduct(study, Path(place), jobs=jobs, resume=resume, line=line, console=console)
     return Comparison(dataclasses.replace(found, study=study), out)
 
 
@@ -365,12 +358,12 @@ def shared_spec(
         known = {*inspect.signature(spec_of).parameters, *FIELDS} - {"method", "settings"}
         check_names(settings, known, method)
         return spec_of(model, clients, loss, method=method, **settings)
-    if clients is not None or loss is not None:
+    plain_spec = isinstance(model, Spec | Mapping | str | PathLike)
+    if not plain_spec or clients is not None or loss is not None:
         raise SpecError(
-            f"`model` must be a torch.nn.Module where `clients` are given, got {type(model).__name__}"
+            "`model` must be a torch.nn.Module with `clients`, or a spec without clients and loss, got "
+            f"{shown(model)}"
         )
-    if not isinstance(model, Spec | Mapping | str | PathLike):
-        raise SpecError(f"`model` must be a torch.nn.Module or a spec, got {shown(model)}")
     check_names(settings, FIELDS, method)
     given = {name: as_setting(name, value) for name, value in settings.items() if value is not None}
     return dataclasses.replace(as_spec(model), method=method, **given)
