@@ -221,11 +221,6 @@ class Study:
     title: str = ""
     about: str = ""
 
-    def part(self, name: str) -> Part:
-        known = {part.name: part for part in self.parts}
-        one_of("part", name, known)
-        return known[name]
-
 
 def objects_of(spec: Spec) -> Table:
     """The settings of a spec that all variants share, as objects."""
@@ -276,7 +271,7 @@ SETTINGS: dict[str, Any] = {
 PART = SETTINGS | WORDS | {"variants": object, "own": {"*": VARIANT}, "grid": GRID}
 SCALE = {"about": str, "only": list, "points": object, "parts": {"*": SETTINGS}} | SETTINGS
 STUDY = {"variants": {"*": VARIANT}, "scale": str, "scales": {"*": SCALE}, "parts": {"*": PART}}
-STUDY |= SETTINGS | WORDS
+STUDY |= SETTINGS | WORDS | {"plugins": list}
 
 
 def names() -> list[str]:
@@ -295,9 +290,7 @@ def committed(name: str, scale: str | None = None, seeds: int | None = None) -> 
     for path in plugins(name):
         if path.stem not in sys.modules:
             load_plugin(path)
-    table = {"name": name} | read_toml(SPECS / f"{name}.toml")
-    table.pop("plugins", None)
-    return study_of(table, scale, seeds)
+    return study_of({"name": name} | read_toml(SPECS / f"{name}.toml"), scale, seeds)
 
 
 def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -> Study:
@@ -379,16 +372,17 @@ def _variants(tables: Table) -> dict[str, Variant]:
     out = {}
     for (name, one), color in zip(tables.items(), itertools.cycle(COLORS), strict=False):
         own = {key: value for key, value in one.items() if key in CHANGEABLE}
-        label, color = one.get("label", name), one.get("color", color)
-        out[name] = Variant(name, label, color, own, one.get("grid", {}))
+        words = one.get("label", name), one.get("color", color)
+        out[name] = Variant(name, *words, own, one.get("grid", {}))
     return out
 
 
 def _case(table: Table) -> Case:
     if "target" in table:
         number("rows: target", table["target"])
-    own = {key: table[key] for key in ("published", "why", "variants", "target") if key in table}
-    return Case({key: value for key, value in table.items() if key not in own}, **own)
+    names = {one.name for one in dataclasses.fields(Case)}
+    own = {key: one for key, one in table.items() if key in names}
+    return Case({key: one for key, one in table.items() if key not in names}, **own)
 
 
 def table_of(study: Study) -> Table:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedspan.callbacks._event_log import kind_of
-from fedspan.core.errors import CheckpointError
+from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Line
@@ -55,12 +55,14 @@ class Cell:
         """The cell whose tuning decides the point of this one: itself, or the one that its part names."""
         if not self.part.tuned_in:
             return self
-        name, _, chosen = self.part.tuned_in.partition(".")
-        cells = (
-            one for one in self.runs.cells if (one.part.name, one.variant.name) == (name, chosen)
-        )
         values = self.row.values.items()
-        return next(one for one in cells if one.row.values.items() <= values).source
+        for one in self.runs.cells:
+            named = f"{one.part.name}.{one.variant.name}" == self.part.tuned_in
+            if named and one.row.values.items() <= values:
+                return one.source
+        raise SpecError(
+            f"`tuned_in` {self.part.tuned_in!r} of [parts.{self.part.name}] is no variant of a part in the same case"
+        )
 
     # ---- jobs
 
@@ -223,8 +225,8 @@ class Cell:
             return None
         curve = self.curve
         there = np.flatnonzero(self.part.sign * (curve.values.mean(0) - self.row.target) > 0)
-        axes: tuple[Axis, ...] = ("round", "up", "total")
-        return [float(curve.spent[axis][there[0]]) for axis in axes] if len(there) else None
+        spent = [curve.spent[axis] for axis in ("round", "up", "total")]
+        return [float(one[there[0]]) for one in spent] if len(there) else None
 
     @property
     def failures(self) -> list[str]:
@@ -309,5 +311,6 @@ def edges(variant: Variant, point: Point) -> Point:
 def by_seed(part: Part, curve: Series) -> list[float]:
     """The result of every seed, as in `Part.result`; nan for one that diverged or failed."""
     curve = part.inside(curve)
-    ends, alive = curve.values[:, -part.last(len(curve.rounds)) :].mean(1), curve.alive()
-    return [float(end) if n in alive else math.nan for n, end in enumerate(ends)]
+    ends = np.full(len(curve.seeds), math.nan)
+    ends[curve.alive()] = curve.ends(part.last(len(curve.rounds)))
+    return ends.tolist()
