@@ -6,6 +6,7 @@ import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -142,10 +143,8 @@ def show(made: report.Report, minutes: float, files: Sequence[Path], console: Co
     for one in made.sections:
         part, main = one.part, one.tables[0]
         assert part is not None
-        lines = [
-            [str(getattr(cell, "main", cell)) for cell in line]
-            for line in [main.header, *main.rows]
-        ]
+        whole: list[Any] = [main.header, *main.rows]
+        lines = [[str(getattr(cell, "main", cell)) for cell in line] for line in whole]
         if len(part.rows) > 1:  # a line per variant
             first = len(main.header) - len({entry.variant for entry in one.entries})
             lines = [[" ".join(line[:first]), *line[first:]] for line in lines]

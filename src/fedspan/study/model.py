@@ -301,7 +301,7 @@ def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -
         one_of("scale", scale, scales)
     size = {} if scale is None else scales[scale]
     parts = table.get("parts", {"comparison": {}})
-    wanted = size.get("only", parts)
+    wanted: Any = size.get("only", parts)
     found = [_part(name, one, table, size, seeds) for name, one in parts.items() if name in wanted]
     if not found:
         raise SpecError("a comparison has no part; give [base] and [variants.NAME]")
@@ -315,11 +315,12 @@ def _check(where: str, value: Any, wanted: Any) -> None:
     if not isinstance(value, kind):
         called = {"dict": "a table", "list": "a list", "str": "a text"}[kind.__name__]
         raise SpecError(f"`{where}` must be {called}, got {shown(value)}")
+    inside: Any = value
     if isinstance(wanted, list):
-        for number, one in enumerate(value):
+        for number, one in enumerate(inside):
             _check(f"{where}[{number}]", one, wanted[0])
     elif isinstance(wanted, dict):
-        for key, one in value.items():
+        for key, one in inside.items():
             if "*" not in wanted:
                 one_of(f"key of [{where}]" if where else "key of a comparison", key, wanted)
             _check(f"{where}.{key}" if where else key, one, wanted.get(key, wanted.get("*")))

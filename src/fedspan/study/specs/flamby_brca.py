@@ -26,6 +26,7 @@ class FlambyBrca(ModuleTask):
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         train, test = tcga_brca()
         x, y = torch.from_numpy(train.x).to(dtype), torch.from_numpy(train.y).to(dtype)
+        assert train.owner is not None
         regions = natural(train.owner)
         batches = flamby_batches([len(rows) for rows in regions.values()], seed)
         pairs = zip(regions.items(), batches, strict=True)
