@@ -80,6 +80,11 @@ def same_bytes(one: Loop, other: Loop, words: str, runs: slice = slice(None)) ->
         hold(counted.all(), words.format(name))
 
 
+def random(*shape: int) -> torch.Tensor:
+    """Return values of the normal distribution, always the same ones."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
 def tensors(value: Any) -> wire.Arrays:
     """Return a copy of all arrays of a state or message."""
     return {name: array.clone() for name, array in wire.pack(value).items()}

@@ -16,6 +16,7 @@ from fedspan.checks.bench import (
     hold,
     model,
     near,
+    random,
     same,
     same_bytes,
     small,
@@ -76,21 +77,27 @@ def axes(method: Method) -> None:
         ("client_step's reply", up, (2, 3)),
     ):
         for name, array in wire.pack(bundle).items():
-            words = f"{name!r} of {where} is {tuple(array.shape)}, and must begin with {axes}"
-            hold(array.shape[:2] == axes, words)
+            hold(
+                array.shape[:2] == axes,
+                f"{name!r} of {where} is {tuple(array.shape)}, and must begin with {axes}",
+            )
 
 
 def first_state(method: Method) -> None:
     """A client's first state depends on the shape of x0 only."""
     problem = small()
     bare = torch.zeros(1, 1, 1, dtype=torch.float64).expand(problem.x0.shape)
-    x0 = torch.randn(bare.shape, generator=torch.Generator().manual_seed(0)).to(bare)
+    x0 = random(*bare.shape)
     first, other = (method.init_client(x, problem.layout) for x in (x0, bare))
-    words = "init_client uses the values of x0, which a client on its own machine does not have"
-    hold(same(tensors(first), tensors(other)), words)
+    hold(
+        same(tensors(first), tensors(other)),
+        "init_client uses the values of x0, which a client on its own machine does not have",
+    )
     for name, array in wire.pack(other).items():
-        words = f"{name!r} of init_client is a view of x0; make it with x0.new_zeros or clone it"
-        hold(array.is_contiguous(), words)
+        hold(
+            array.is_contiguous(),
+            f"{name!r} of init_client is a view of x0; make it with x0.new_zeros or clone it",
+        )
 
 
 def inputs_kept(method: Method) -> None:
@@ -131,8 +138,12 @@ def seeds_apart(method: Method) -> None:
     together = advance(start(method, small(seeds=(5, 6, 7))), 20)
     for number, seed in enumerate((5, 6, 7)):
         alone = advance(start(method, small(seeds=(seed,))), 20)
-        words = "a seed alone and among others gives another model"
-        near(model(together)[number], model(alone)[0], 1e-11, words)
+        near(
+            model(together)[number],
+            model(alone)[0],
+            1e-11,
+            "a seed alone and among others gives another model",
+        )
         runs = slice(number, number + 1)
         same_bytes(alone, together, "a seed among others sends other bytes {}", runs)
 
@@ -145,8 +156,12 @@ def order_of_replies(method: Method) -> None:
     one = wire.pack(method.server_step(loop.server, up, rnd))
     two = wire.pack(method.server_step(loop.server, turned, rnd.subset(np.array(order))))
     for key in one:
-        words = f"server_step gives another {key!r} for replies in another order"
-        near(one[key], two[key], 1e-12, words)
+        near(
+            one[key],
+            two[key],
+            1e-12,
+            f"server_step gives another {key!r} for replies in another order",
+        )
 
 
 def codec(method: Method) -> None:
@@ -156,8 +171,10 @@ def codec(method: Method) -> None:
     for found in (loop.server, state, up):
         hold(isinstance(found, Bundle), f"a {type(found).__name__} stands where a Bundle must be")
         again = wire.unpack(wire.pack(found))
-        words = f"{found!r} is another one after packing and unpacking"
-        hold(same(tensors(again), tensors(found)), words)
+        hold(
+            same(tensors(again), tensors(found)),
+            f"{found!r} is another one after packing and unpacking",
+        )
 
 
 def clients_apart(method: Method) -> None:
@@ -173,8 +190,10 @@ def clients_apart(method: Method) -> None:
         same_bytes(apart, together, "the ledger counts other bytes {} for clients apart")
         for name in ("down", "up"):
             packed = sum(map(sum, getattr(transport, f"{name}_bytes")))
-            words = f"the ledger's bytes {name} are not those that were packed"
-            hold(packed == getattr(apart.ledger, name).sum(), words)
+            hold(
+                packed == getattr(apart.ledger, name).sum(),
+                f"the ledger's bytes {name} are not those that were packed",
+            )
 
 
 def resume(method: Method) -> None:
@@ -201,10 +220,13 @@ def lost_replies(method: Method) -> None:
         transport.lost = [0, 1, 2] if t % 7 == 6 else [t % 3] if t % 2 else []
         before = model(loop)
         after = model(advance(loop, 1))
-        words = "the model changes in a round without replies"
-        hold(len(transport.lost) < 3 or torch.equal(after, before), words)
-    words = "the model is not finite after rounds with lost replies"
-    hold(torch.isfinite(model(loop)).all(), words)
+        hold(
+            len(transport.lost) < 3 or torch.equal(after, before),
+            "the model changes in a round without replies",
+        )
+    hold(
+        torch.isfinite(model(loop)).all(), "the model is not finite after rounds with lost replies"
+    )
 
 
 def restorable_state(method: Method) -> None:
@@ -213,8 +235,10 @@ def restorable_state(method: Method) -> None:
     restored = wire.pack(method.update_client_state(before, down, up, rnd))
     for name, array in wire.pack(after).items():
         if name not in method.private:
-            words = f"update_client_state gives another {name!r} than client_step; call it there"
-            hold(torch.equal(restored[name], array), words)
+            hold(
+                torch.equal(restored[name], array),
+                f"update_client_state gives another {name!r} than client_step; call it there",
+            )
 
 
 def learns(method: Method) -> None:

@@ -80,10 +80,13 @@ def machines(method: Method) -> None:
     here = advance(start(method, small()), REMOTE_ROUNDS)
     there, end = _across(method, REMOTE_ROUNDS)
     hold(not there.events, f"a client failed: {' '.join(there.events[:1])}")
-    words = "clients on other machines give another model than the simulator"
-    near(model(there), model(here), 1e-12, words)
-    words = "the bytes {} of clients on other machines are not the simulator's"
-    same_bytes(there, here, words)
+    near(
+        model(there),
+        model(here),
+        1e-12,
+        "clients on other machines give another model than the simulator",
+    )
+    same_bytes(there, here, "the bytes {} of clients on other machines are not the simulator's")
     hold(end.accepted.sum() == REMOTE_ROUNDS * 3, "not every reply was accepted")
 
 
@@ -117,8 +120,12 @@ def restored(method: Method) -> None:
         states = here.transport.states.tables[field]
         assert isinstance(states, InMemory)
         states.put(np.arange(problem.clients), getattr(first, field)[0].expand(problem.clients, -1))
-    words = "a state that was restored from replies is another one"
-    near(model(loop), model(advance(here, 6)), 1e-10, words)
+    near(
+        model(loop),
+        model(advance(here, 6)),
+        1e-10,
+        "a state that was restored from replies is another one",
+    )
 
 
 LAWS = (machines, dropped, twice, restored)
