@@ -316,12 +316,12 @@ def compare(
     what = "model, clients" if isinstance(model, nn.Module) else "spec"
     what = repr(str(model)) if isinstance(model, str | PathLike) else what
     given = {label: tables.describe(method, changed=True) for label, method in named.items()}
-    words = [repr(given), what]
-    for key, value in told.items():
-        kept = isinstance(value, str | int | float | list | tuple | dict) and key not in DATA
-        text = repr(value) if kept else key
-        words += [] if value is None else [f"{key}={text if len(text) < 200 else key}"]
-    line = f"fedspan.compare({', '.join(words)})"
+    words = [
+        f"{key}={key if key in DATA else shown(value)}"
+        for key, value in told.items()
+        if value is not None
+    ]
+    line = f"fedspan.compare({', '.join([repr(given), what, *words])})"
     console = Console(stderr=True, quiet=not progress)
     # a directory for the time being where the user names none
     with nullcontext(out) if out else TemporaryDirectory(prefix="fedspan-") as place:
