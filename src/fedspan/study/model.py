@@ -381,7 +381,7 @@ def _variants(tables: Table) -> dict[str, Variant]:
 def _case(table: Table) -> Case:
     if "target" in table:
         number("rows: target", table["target"])
-    names = {one.name for one in dataclasses.fields(Case)}
+    names = {one.name for one in dataclasses.fields(Case)[1:]}
     own = {key: one for key, one in table.items() if key in names}
     return Case({key: one for key, one in table.items() if key not in names}, **own)
 
