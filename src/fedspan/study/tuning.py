@@ -49,6 +49,7 @@ class Cell:
     def __init__(self, runs: Runs, part: Part, row: Case, variant: Variant) -> None:
         self.runs, self.part, self.row, self.variant = runs, part, row, variant
         self._decided: list[int] | None = None  # rounds of each point, where no stage is left
+        self.awaited: list[Job] | None = []  # the runs of its stage; None: its point is chosen
 
     @cached_property
     def source(self) -> Cell:
@@ -260,19 +261,16 @@ class Runs:
     def __init__(self, study: Study, place: Path) -> None:
         self.study, self.place = study, place
         self.cells = [Cell(self, part, *pair) for part in study.parts for pair in part.cells()]
-        self._awaited: list[tuple[Cell, list[Job]]] = [(cell, []) for cell in self.cells]
 
     def ready(self) -> list[Job]:
         """The runs that can begin now: those of the next stage of a tuning, or at the point that it chose."""
-        waiting, self._awaited, found = self._awaited, [], list[Job]()
-        for cell, jobs in waiting:
-            left = [job for job in jobs if not job.ended()]
-            if not left:
-                trials = [job for jobs in cell.source.trying() for job in jobs]
-                left = [job for job in trials if not job.ended()]
-                found += left or cell.running()
-            if left:
-                self._awaited.append((cell, left))
+        found = list[Job]()
+        for cell in self.cells:
+            if cell.awaited is None or not all(job.ended() for job in cell.awaited):
+                continue
+            trials = [job for jobs in cell.source.trying() for job in jobs]
+            cell.awaited = [job for job in trials if not job.ended()] or None
+            found += cell.awaited or cell.running()
         return found
 
     def tuning(self) -> list[Job]:
