@@ -410,7 +410,7 @@ def tune(
     if tune is None and budget is not None:
         spec = shared_spec(model, clients, loss, as_method(method), settings)
         return propose(spec, budget, link, vary, Console(stderr=True, quiet=not progress))
-    if tune is None or (isinstance(tune, Mapping) and not tune):
+    if not isinstance(tune, Mapping) or not tune:
         raise SpecError(
             f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}; or leave it out and give a "
             "`budget` such as 'total=50MB', for which settings are proposed"

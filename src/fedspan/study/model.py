@@ -128,7 +128,7 @@ class Part:
     def __post_init__(self) -> None:
         at_least("seeds", self.seeds, 1)
         at_most("seeds", self.seeds, 10_000)
-        if self.tune_seeds != "all":
+        if not isinstance(self.tune_seeds, str) or self.tune_seeds != "all":
             at_least("tune_seeds", self.tune_seeds, 1)
             at_most("tune_seeds", self.tune_seeds, 10_000)
         if self.tune_rounds is not None:

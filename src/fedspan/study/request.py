@@ -223,13 +223,13 @@ def _of_specs(found: Sequence[tuple[str, Spec]], methods: Sequence[str], budgete
         # local work is each file's own
         free = {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budgeted else [])}
         tables = [flat({k: v for k, v in one.table().items() if k not in free}) for _, one in found]
-        for (name, _), table in zip(found[1:], tables[1:], strict=True):
-            for key in dict.fromkeys([*tables[0], *table]):
-                a, b = tables[0].get(key), table.get(key)
-                if a != b:
+        first = tables[0]
+        for (name, _), table in zip(found, tables, strict=True):
+            for key in first | table:
+                if first.get(key) != table.get(key):
                     raise SpecError(
-                        f"specs differ in more than the method: {key} is {a!r} in {found[0][0]!r} "
-                        f"and {b!r} in {name!r}; make them equal or give --set {key}=…"
+                        f"specs differ in more than the method: {key} is {first.get(key)!r} in {found[0][0]!r} "
+                        f"and {table.get(key)!r} in {name!r}; make them equal or give --set {key}=…"
                     )
         own = [{k: v for k, v in spec.table().items() if k in OWN} for _, spec in found]
         base = {key: value for key, value in base.items() if key not in OWN}
