@@ -95,7 +95,8 @@ def runs_of(name: str, part: Part, entry: Entry) -> list[list[Job]]:
     """The runs of each point: up to the last stage, or to the end if the committed study stopped it before."""
     variant, row = part.variant(entry.variant), part.rows[entry.row]
     place = ROOT / "out" / "halving" / name
-    cell = Runs(Study(name, [part]), place).cell(part, row, variant)
+    cells = Runs(Study(name, [part]), place).cells
+    cell = next(one for one in cells if one.row is row and one.variant is variant)
     if not cell.stages:
         return []
     specs = [part.tuning_spec(variant, one.point, row) for one in entry.tried]

@@ -29,7 +29,7 @@ COMPARISONS = [
     ("variants = 3", "`variants` must be a table, got 3"),
     ("variants = []", "`variants` must be a table, got []"),
     ("variants = {}", "needs [base] and [variants.NAME]"),
-    ("[variants.a]\n", "`rounds` is missing"),
+    ("[variants.a]\n", "a comparison needs [base]"),
     ("base = 3\n[variants.a]\n", "`base` must be a table, got 3"),
     ("base = { task = 3 }\n[variants.a]\n", "`rounds` is missing"),
     (BASE + "grid = 3", "`variants.a.grid` must be a table, got 3"),

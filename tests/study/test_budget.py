@@ -54,7 +54,7 @@ def test_units() -> None:
         ("up=-3MB", "got '-3MB'"),
         ("up=1.2.3MB", "such as 10MB, got '1.2.3MB'"),
         ("total=0MB", "at least 1 B"),
-        ("rounds=2.5", "a whole number such as rounds=200, got '2.5'"),
+        ("rounds=2.5", "`rounds` must be a whole number of at least 1, got 2.5"),
         ("rounds=0", "`rounds` must be a whole number of at least 1"),
     ],
 )

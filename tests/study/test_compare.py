@@ -315,16 +315,19 @@ def test_a_spec_takes_the_place_of_model_and_data() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"tune": {"lr": []}}, "`tune` has no values for 'lr'"),
-        ({"tune": {"lrr": [1.0]}}, "`tune`: A has no setting 'lrr' (did you mean 'lr'?)"),
+        ({"tune": {"lr": []}}, "`tune` needs a list of 1 to 1,000 values for 'lr'"),
+        (
+            {"tune": {"lrr": [1.0]}},
+            "`tune`: the method of A has no setting 'lrr' (did you mean 'lr'?)",
+        ),
         (
             {"tune": {"B": {"lr": [1.0]}}},
-            "`tune` has a grid for 'B', which is not compared; one of A",
+            "`label in tune` must be one of A, fedavg, got 'B'",
         ),
         ({"methods": {}}, "`methods` is empty"),
         (
             {"methods": "fedavg"},
-            "`methods` must be a dictionary of label → method or a list of methods",
+            "`methods` must be a list of methods, got 'fedavg'; write ['fedavg']",
         ),
         ({"round": 3}, "there is no argument 'round' (did you mean 'rounds'?)"),
         ({"budget": "10MB"}, "a budget is written up=10MB, total=50MB or rounds=200, got '10MB'"),

@@ -89,7 +89,7 @@ def test_seconds_over_a_link() -> None:
     [
         ({}, "`budget` such as 'total=50MB'"),
         ({"budget": "total=1B"}, "no setting has 8 rounds within the budget"),
-        ({"budget": "seconds=10"}, "a budget of seconds needs a `link`"),
+        ({"budget": "seconds=10"}, "a budget of seconds .* needs a `link`"),
         ({"budget": "total=1MB", "link": "fast"}, "`link` must be one of"),
         ({"budget": "total=1MB", "link": "up=3"}, "`link` is written up=1MB"),
         ({"budget": "total=1MB", "vary": {"ranks": [1]}}, "`vary` must be one of"),
@@ -105,7 +105,7 @@ def test_what_cannot_be_used_is_named(settings: dict[str, Any], words: str) -> N
 def test_codes_that_the_method_has_are_kept() -> None:
     """A row of 32 bits would have them too, under a wrong name."""
     method = SSF(rank=0.5, local_steps=2, downlink=QSGD(bits=4, bucket=16))
-    with pytest.raises(SpecError, match="'bits' would replace `downlink`"):
+    with pytest.raises(SpecError, match=r"`vary` must be one of .* got 'bits'"):
         fedspan.tune(method, SPEC, budget="total=60kB", vary={"bits": [32, 8]})
     found = fedspan.tune(method, SPEC, budget="total=60kB", vary={"rank": [0.5]})
     assert found.method.downlink == method.downlink

@@ -18,85 +18,50 @@ from fedspan.study.model import Part, Study, Variant
 from fedspan.study.tuning import Runs
 from support.loops import RUN
 
-SPEEDS = {"fedavg": 1.0, "ssf": 5.0}  # seconds per unit of work
-
 
 @dataclasses.dataclass(frozen=True)
 class Timed(Job):
-    """A run that takes as long as its method says."""
+    """A run that takes as long as its rounds say."""
 
     made: list[Path] = dataclasses.field(default_factory=list)
 
     def complete(self) -> bool:
         return self.run_dir in self.made
 
-    def seconds(self) -> float:
-        return SPEEDS[self.run_dir.name.split("-")[0]] * work(self) if self.complete() else 0.0
+
+def timed(rounds: int, number: int, made: list[Path], keep: bool = False) -> Timed:
+    spec = Spec.from_table(RUN | {"rounds": rounds})
+    return Timed(spec, Path(f"{rounds}-{number}"), 1, keep, made)
 
 
-def timed(name: str, rounds: int, number: int, made: list[Path], keep: bool = False) -> Timed:
-    table = RUN | {"rounds": rounds, "method": {"name": name, "lr": 0.1, "local_steps": 2}}
-    return Timed(Spec.from_table(table), Path(f"{name}-{number}"), 1, keep, made)
-
-
-def makespan(schedule: Queue, in_order: bool) -> tuple[float, list[str]]:
-    """When two processes have made all runs, and the order in which these began."""
-    now, running, order = 0.0, list[tuple[float, int, Any]](), list[str]()
-    while True:
-        free = len(running) < 2
-        job: Any = schedule.take({one.run_dir for *_, one in running}, in_order) if free else None
-        if job is not None:
-            order.append(str(job.run_dir))
-            job.made.append(job.run_dir)
-            heapq.heappush(running, (now + job.seconds(), len(order), job))
-            job.made.pop()
-            continue
-        if not running:
-            return now, order
-        now, _, ended = heapq.heappop(running)
-        ended.made.append(ended.run_dir)
-        schedule.done(ended)
-
-
-def mixed(made: list[Path]) -> list[Timed]:
-    """Short runs first, as a study lists them."""
-    return [timed("fedavg", 10, n, made) for n in range(8)] + [
-        timed("ssf", 10, n, made) for n in range(3)
-    ]
+def makespan(jobs: list[Timed], take: Any) -> float:
+    """When two processes have made all runs."""
+    now, running = 0.0, list[float]()
+    for _ in jobs:
+        if len(running) == 2:
+            now = heapq.heappop(running)
+        heapq.heappush(running, now + work(take()))
+    return max(running)
 
 
 def test_the_longest_runs_begin_first() -> None:
-    made: list[Path] = []
-    ends = {in_order: makespan(Queue(mixed([])), in_order)[0] for in_order in (True, False)}
-    best = sum(SPEEDS[name] * count for name, count in (("fedavg", 8), ("ssf", 3))) / 2
-    one = work(timed("fedavg", 10, 0, made))
-    assert ends[False] <= (best + 1) * one < ends[True]
-
-
-def test_finished_runs_tell_how_long_others_take() -> None:
-    made = [Path("ssf-9"), Path("fedavg-9")]
-    known = [timed("ssf", 10, 9, made), timed("fedavg", 10, 9, made)]
-    schedule = Queue([*known, timed("fedavg", 30, 0, made), timed("ssf", 10, 1, made)])
-    first = schedule.take()
-    assert first is not None
-    assert first.run_dir == Path("ssf-1")  # 5 × 10 against 30
+    """Short runs are first, as a study lists them."""
+    jobs = [timed(*pair, []) for pair in [(10, n) for n in range(8)] + [(50, n) for n in range(3)]]
+    best = sum(map(work, jobs)) / 2
+    longest, listed = makespan(jobs, Queue(jobs).take), makespan(jobs, iter(jobs).__next__)
+    assert longest <= best + work(jobs[0]) < listed
 
 
 def test_tuning_comes_before_what_waits_for_it_and_a_directory_is_used_once() -> None:
     made: list[Path] = []
-    later = [timed("ssf", 100, 1, made)]
-    schedule = Queue(
-        [timed("ssf", 5, 1, made, keep=True)], lambda: [later.pop()] if made and later else []
-    )
+    short = timed(5, 1, made, keep=True)
+    longer = dataclasses.replace(short, spec=timed(100, 1, made).spec, keep=False)
+    schedule = Queue([timed(200, 2, made), short])
     first = schedule.take()
-    assert first is not None
-    assert first.keep
-    made.append(Path("other"))
-    schedule.done(timed("ssf", 5, 2, made))
-    assert schedule.take({first.run_dir}) is None
-    longer = schedule.take()
-    assert longer is not None
-    assert longer.spec.rounds == 100
+    assert first is short
+    schedule.add([longer])
+    assert [schedule.take({short.run_dir}) for _ in range(2)] == [timed(200, 2, made), None]
+    assert schedule.take() is longer
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -124,8 +89,8 @@ def _one_by_one(todo: Queue, order: list[str]) -> Any:
     """The schedule of several processes, in this one."""
     while (job := todo.take()) is not None:
         order.append(str(job.run_dir))
-        yield job, execute._run(job, lambda *_: None)
-        todo.done(job)
+        execute._run(job, lambda *_: None)
+        yield job
 
 
 def test_a_run_that_another_process_makes_longer_is_not_complete(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ SCALES = {
     "preconditioner": ["smoke", "laptop", "full"],
     "bytes": ["smoke", "laptop"],
     "control": ["smoke", "laptop", "full"],
+    "a9a": ["smoke", "full"],
+    "flamby-brca": ["smoke", "full"],
 }
 
 
@@ -108,7 +110,7 @@ def test_studies_of_networks_run_in_small(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["options", "nlp", "preconditioner", "privacy", "bytes", "control"]
+    "name", ["options", "nlp", "preconditioner", "privacy", "bytes", "control", "a9a"]
 )
 def test_every_other_study_runs_in_small_on_what_comes_with_fedspan(
     name: str, tmp_path: Path

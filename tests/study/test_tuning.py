@@ -50,9 +50,18 @@ def study(**changes: Any) -> Study:
     return Study("s", [Part(name="comparison", **usual | changes)])
 
 
+def cell_of(runs: Runs, part: Part, row: Case, variant: Variant) -> Cell:
+    (found,) = (
+        one
+        for one in runs.cells
+        if (one.part.name, one.variant.name) == (part.name, variant.name) and one.row is row
+    )
+    return found
+
+
 def cell(runs: Runs, variant: Variant) -> Cell:
     part = runs.study.parts[0]
-    return runs.cell(part, part.rows[0], variant)
+    return cell_of(runs, part, part.rows[0], variant)
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +273,7 @@ def test_at_the_whole_cost_it_is_the_point_that_was_chosen(toy: Runs) -> None:
 
 def test_every_variant_takes_the_point_of_another_part_at_the_same_row(toy: Runs) -> None:
     search, others = toy.study.parts[1:]
-    cells = [toy.cell(others, row, variant) for row, variant in others.cells()]
+    cells = [cell_of(toy, others, row, variant) for row, variant in others.cells()]
     assert [(one.row.values["het"], one.variant.name) for one in cells] == [
         (0.0, "fedavg"),
         (0.0, "ssf"),
@@ -272,14 +281,14 @@ def test_every_variant_takes_the_point_of_another_part_at_the_same_row(toy: Runs
     ]
     for one in cells:
         same = next(row for row in search.rows if row.values == one.row.values)
-        assert one.point == toy.cell(search, same, STEPS).point
+        assert one.point == cell_of(toy, search, same, STEPS).point
         assert one.series.spec["task"]["het"] == one.row.values["het"]
         assert one.tried == []
 
 
 def test_the_cost_of_a_level(toy: Runs) -> None:
     others = toy.study.parts[2]
-    one = toy.cell(others, others.rows[1], others.variants[1])
+    one = cell_of(toy, others, others.rows[1], others.variants[1])
     curve, found = one.curve, one.reached
     assert found is not None
     place = list(curve.rounds).index(found[0])
@@ -290,9 +299,5 @@ def test_the_cost_of_a_level(toy: Runs) -> None:
     ]
     never = dataclasses.replace(others.rows[1], target=1e-9)
     part = dataclasses.replace(others, rows=[others.rows[0], never])
-    assert (
-        Runs(Study("toy", [toy.study.parts[1], part]), toy.place)
-        .cell(part, never, one.variant)
-        .reached
-        is None
-    )
+    again = Runs(Study("toy", [toy.study.parts[1], part]), toy.place)
+    assert cell_of(again, part, never, one.variant).reached is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedspan.checks.bench import hold, near
+from fedspan.checks.bench import hold, near, random
 from fedspan.core.aggregator import Aggregator
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
@@ -15,8 +15,7 @@ CLIENTS, N = 9, 14
 
 def replies(runs: int = 2, clients: int = CLIENTS) -> torch.Tensor:
     """Return random replies with a common part, (runs, clients, N)."""
-    draw = torch.Generator().manual_seed(0)
-    return 3 + torch.randn(runs, clients, N, dtype=torch.float64, generator=draw)
+    return 3 + random(runs, clients, N)
 
 
 def round_of(v: torch.Tensor, weighted: bool = False) -> Round:
@@ -39,11 +38,15 @@ def one_vector(aggregator: Aggregator) -> None:
     for clients in (1, 2, 3, 4, CLIENTS):
         v = replies(clients=clients)
         found, form = combined(aggregator, v), (2, 1, N)
-        words = f"{clients} replies of {N} values become {tuple(found.shape)}, not {form}"
-        hold(found.shape == form, words)
+        hold(
+            found.shape == form,
+            f"{clients} replies of {N} values become {tuple(found.shape)}, not {form}",
+        )
         hold(torch.equal(replies(clients=clients), v), "it changes the replies in place")
-        words = f"{clients} finite replies become values that are not finite"
-        hold(torch.isfinite(found).all(), words)
+        hold(
+            torch.isfinite(found).all(),
+            f"{clients} finite replies become values that are not finite",
+        )
 
 
 def no_order(aggregator: Aggregator) -> None:
@@ -52,8 +55,12 @@ def no_order(aggregator: Aggregator) -> None:
     for weighted in (False, True):
         rnd = round_of(v, weighted)
         turned = aggregator.combine(v[:, order], rnd.subset(order))
-        words = "replies in another order give another result"
-        near(turned, aggregator.combine(v, rnd), 1e-10, words)
+        near(
+            turned,
+            aggregator.combine(v, rnd),
+            1e-10,
+            "replies in another order give another result",
+        )
 
 
 def unanimous(aggregator: Aggregator) -> None:
@@ -70,8 +77,12 @@ def translated(aggregator: Aggregator) -> None:
     """What is added to every reply is added to the result, where it says so."""
     if aggregator.translates:
         v, shift = replies(), torch.linspace(-5, 5, N, dtype=torch.float64)
-        words = "it says `translates`, and does not"
-        near(combined(aggregator, v + shift), combined(aggregator, v) + shift, 1e-9, words)
+        near(
+            combined(aggregator, v + shift),
+            combined(aggregator, v) + shift,
+            1e-9,
+            "it says `translates`, and does not",
+        )
 
 
 def bounded_influence(aggregator: Aggregator) -> None:
@@ -85,8 +96,10 @@ def bounded_influence(aggregator: Aggregator) -> None:
         v = replies()
         v[:, 4] = size
         moved = float((combined(aggregator, v) - honest).norm(dim=-1).max())
-        words = f"a reply of {size:g} moves the result by {moved:.3g}, all others are within {spread:.3g}"
-        hold(moved <= spread, words)
+        hold(
+            moved <= spread,
+            f"a reply of {size:g} moves the result by {moved:.3g}, all others are within {spread:.3g}",
+        )
 
 
 def runs_apart(aggregator: Aggregator) -> None:

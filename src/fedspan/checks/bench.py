@@ -15,7 +15,7 @@ import torch
 
 from fedspan.core import wire
 from fedspan.core.config import Participation, Settings
-from fedspan.core.errors import FedspanError
+from fedspan.core.errors import FedspanError, one_line
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
@@ -24,7 +24,6 @@ from fedspan.engine.simulator import Replica, Simulator, answer
 from fedspan.replies.chain import Chain, Replies
 from fedspan.tasks.regression import Regression
 
-Method = Method
 Law = Callable[[Any], None]
 Tried = tuple[str, bool | None, str]
 """A law in words, whether it holds (None: it was not tried), and why not."""
@@ -51,13 +50,12 @@ def tried(laws: Iterable[Law], value: Any) -> list[Tried]:
     """Try every law on a value."""
     found: list[Tried] = []
     for law in laws:
+        holds, why = True, ""
         try:
             law(value)
         except Exception as error:  # whatever a user's own code raises is the answer
-            kind = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "
-            found.append((words_of(law), False, kind + " ".join(str(error).split())))
-        else:
-            found.append((words_of(law), True, ""))
+            holds, why = False, one_line(error, 1000)
+        found.append((words_of(law), holds, why))
     return found
 
 
@@ -82,6 +80,11 @@ def same_bytes(one: Loop, other: Loop, words: str, runs: slice = slice(None)) ->
         hold(counted.all(), words.format(name))
 
 
+def random(*shape: int) -> torch.Tensor:
+    """Return values of the normal distribution, always the same ones."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
 def tensors(value: Any) -> wire.Arrays:
     """Return a copy of all arrays of a state or message."""
     return {name: array.clone() for name, array in wire.pack(value).items()}
@@ -96,16 +99,14 @@ def same(a: wire.Arrays, b: wire.Arrays) -> bool:
 
 
 def small(
-    dtype: torch.dtype = torch.float64,
+    dtype: Literal["float32", "float64"] = "float64",
     seeds: tuple[int, ...] = (5,),
     batch: int | Literal["full"] = 4,
     **task: Any,
 ) -> Problem:
     """Return a regression with 7 clients and 12 × 2 parameters."""
-    name: Any = str(dtype).removeprefix("torch.")
-    settings = Settings(
-        batch_size=batch, dtype=name, participation=Participation(weights="uniform")
-    )
+    uniform = Participation(weights="uniform")
+    settings = Settings(batch_size=batch, dtype=dtype, participation=uniform)
     return Regression(**(SMALL | task)).build(seeds, settings)
 
 
@@ -163,21 +164,16 @@ class WireTransport(Transport):
         """Do a round in which every client is alone."""
         sent, received, ups, arrived = [], [], [], []
         for place, client in enumerate(rnd.ids[0].tolist()):
-            message = wire.pack(wire.pick(down, place))
+            message, replica = wire.pack(wire.pick(down, place)), self.replicas[client]
             sent.append(sum(array.nbytes for array in message.values()))
             if place in self.lost:
                 continue
+            ids, never = np.array([[client]]), np.array([[-9]])
             alone = replace(
-                rnd,
-                ids=np.array([[client]]),
-                last_round=np.array([[-9]]),
-                everyone=None,
-                weights=None,
-                schedule=None,
+                rnd, ids=ids, last_round=never, everyone=None, weights=None, schedule=None
             )
-            self.replicas[client], reply = answer(
-                self.method, self.problem, self.replicas[client], message, alone
-            )
+            after, reply = answer(self.method, self.problem, replica, message, alone)
+            self.replicas[client] = after
             received.append(sum(array.nbytes for array in reply.values()))
             ups.append(wire.unpack(reply))
             arrived.append(place)

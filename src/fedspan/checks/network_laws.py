@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -22,51 +24,44 @@ from fedspan.checks.bench import (
 from fedspan.core import tables
 from fedspan.core.config import Participation
 from fedspan.core.method import Method
-from fedspan.engine.loop import Loop, cohort_of
+from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory
 from fedspan.remote.client import RemoteClient, StateFile
-from fedspan.remote.messages import Agreement, Channel, RoundMessage
+from fedspan.remote.messages import Agreement, RoundMessage
 from fedspan.remote.server import RemoteTransport
 from fedspan.replies.chain import Chain
 
 REMOTE_ROUNDS = 9  # in which most clients take part several times, and some after a pause
 
 
-class LocalChannel(Channel):
-    """Clients on their own machines, in this process: they keep files alone, and `copies` of a reply arrive."""
-
-    def __init__(self, method: Method, states_dir: Path) -> None:
-        self.method, self.problem, self.states_dir = method, small(), states_dir
-        described = {"method": tables.describe(method)}
-        self.agreement = Agreement.of(described, self.problem.layout, self.problem.seeds[0])
-        self.copies: dict[tuple[int, int], int] = {}  # (round, place in the cohort) → number
-
-    def deliver(self, messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage]]:
-        """Yield the replies of clients that are new objects each time, as on Flower."""
-        seeds, clients = self.problem.seeds, self.problem.clients
-        for number, message in enumerate(messages):
-            state_file = StateFile.of(self.states_dir, "run", f"c{message.client}")
-            own = (self.method, self.problem, state_file, message.client, seeds[0], self.agreement)
-            arrays = {name: array.clone() for name, array in message.arrays.items()}
-            reply = RemoteClient(*own, ROUNDS).reply(RoundMessage.read(message.header(), arrays))
-            place = cohort_of(seeds, clients, 3, message.t)[0].tolist().index(message.client)
-            yield from [(number, reply)] * self.copies.get((message.t, place), 1)
-
-
 def _across(
     method: Method,
     rounds: int,
-    copies: dict[tuple[int, int], int] | None = None,
+    copies: Mapping[tuple[int, int], int] = MappingProxyType({}),
     lost_states: int | None = None,
 ) -> tuple[Loop, RemoteTransport]:
-    """Run clients on their own machines, which lose their states before round `lost_states`."""
+    """Run clients on their own machines, in this process: they keep files alone.
+
+    `copies[round, place in the cohort]` of a reply arrive. All states are lost before round `lost_states`.
+    """
+    problem = small()
+    seed, described = problem.seeds[0], {"method": tables.describe(method)}
+    agreement = Agreement.of(described, problem.layout, seed)
     with tempfile.TemporaryDirectory() as folder:
-        channel = LocalChannel(method, Path(folder))
-        channel.copies = copies or {}
-        problem = channel.problem
+
+        def deliver(messages: list[RoundMessage]) -> Iterator[tuple[int, RoundMessage]]:
+            for place, message in enumerate(messages):
+                state_file = StateFile.of(Path(folder), "run", f"c{message.client}")
+                own = (method, problem, state_file, message.client, seed, agreement, ROUNDS)
+                arrays = {name: array.clone() for name, array in message.arrays.items()}
+                # a new object each time, as on Flower
+                reply = RemoteClient(*own).reply(RoundMessage.read(message.header(), arrays))
+                yield from [(place, reply)] * copies.get((message.t, place), 1)
+
+        channel: Any = SimpleNamespace(deliver=deliver)
         end = RemoteTransport(
-            method, problem.layout, problem.x0, problem.clients, channel, channel.agreement
+            method, problem.layout, problem.x0, problem.clients, channel, agreement
         )
         loop = start(method, problem, transport=end, chain=Chain(method, Participation()))
         for t in range(rounds):
@@ -81,10 +76,13 @@ def machines(method: Method) -> None:
     here = advance(start(method, small()), REMOTE_ROUNDS)
     there, end = _across(method, REMOTE_ROUNDS)
     hold(not there.events, f"a client failed: {' '.join(there.events[:1])}")
-    words = "clients on other machines give another model than the simulator"
-    near(model(there), model(here), 1e-12, words)
-    words = "the bytes {} of clients on other machines are not the simulator's"
-    same_bytes(there, here, words)
+    near(
+        model(there),
+        model(here),
+        1e-12,
+        "clients on other machines give another model than the simulator",
+    )
+    same_bytes(there, here, "the bytes {} of clients on other machines are not the simulator's")
     hold(end.accepted.sum() == REMOTE_ROUNDS * 3, "not every reply was accepted")
 
 
@@ -118,8 +116,12 @@ def restored(method: Method) -> None:
         states = here.transport.states.tables[field]
         assert isinstance(states, InMemory)
         states.put(np.arange(problem.clients), getattr(first, field)[0].expand(problem.clients, -1))
-    words = "a state that was restored from replies is another one"
-    near(model(loop), model(advance(here, 6)), 1e-10, words)
+    near(
+        model(loop),
+        model(advance(here, 6)),
+        1e-10,
+        "a state that was restored from replies is another one",
+    )
 
 
 LAWS = (machines, dropped, twice, restored)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedspan.cli._options import Jobs, Out
+from fedspan.cli._options import Jobs, Out, command_line
 
 
 def command(
@@ -42,4 +42,6 @@ def command(
     from fedspan.study import conduct
 
     scale = "smoke" if quick else scale
-    conduct.reproduce(study, out, scale=scale, seeds=seeds, jobs=jobs, again=again, console=console)
+    conduct.reproduce(
+        study, out, scale=scale, seeds=seeds, jobs=jobs, again=again, console=console, line=command_line()
+    )  # fmt: skip

@@ -10,13 +10,12 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, at_least, at_most, one_of, shown
-from fedspan.core.spec import Spec
+from fedspan.core.spec import Spec, toml_value
 from fedspan.costs.plan import price
 from fedspan.costs.traffic import Cost
 from fedspan.study.curves import Axis
@@ -53,19 +52,15 @@ class Link:
         """From a text such as `up=1MB,down=4MB,latency=0.1,step=0.02`, all per second or in seconds."""
         if given is None or isinstance(given, Link):
             return given or Link()
-        if not isinstance(given, str):
-            raise SpecError(f"`link` must be a text such as 'up=1MB,down=4MB', got {shown(given)}")
-        found: dict[str, float] = {}
-        for text in given.split(","):
+        found = {}
+        for text in (given if isinstance(given, str) else "").split(","):
             key, _, amount = (part.strip() for part in text.partition("="))
-            one_of("link", key, [field.name for field in dataclasses.fields(Link)])
-            number, unit = _amount(amount)
-            bytes_ = key in ("up", "down")
-            if not (number > 0 and unit in UNITS if bytes_ else number >= 0 and not unit):
+            one_of("link", key, vars(Link()))
+            found[key] = _amount(amount, UNITS if key in ("up", "down") else {"": 1.0})
+            if not (found[key] > 0 or (found[key] == 0 and key in ("latency", "step"))):
                 raise SpecError(
                     f"`link` is written up=1MB,down=4MB,latency=0.1,step=0.02, got {shown(given)}"
                 )
-            found[key] = number * UNITS.get(unit, 1.0)
         return Link(**found)
 
     def seconds(self, up: float, down: float, local_steps: int) -> float:
@@ -102,37 +97,34 @@ class Budget:
             one_of("budget", kind, KINDS if link is None else (*KINDS, "seconds"))
             if kind in found:
                 raise SpecError(f"a budget of {kind!r} is given twice; give it once")
-            number, unit = _amount(amount)
             if kind == "rounds":
-                if not re.fullmatch(r"[0-9]{1,30}", amount):
-                    raise SpecError(
-                        f"a budget of rounds is a whole number such as rounds=200, got {shown(amount)}"
-                    )
-                at_least("rounds", int(amount), 1)
-                at_most("rounds", int(amount), FAR)
+                found[kind] = toml_value(amount)
+                at_least(kind, found[kind], 1)
+                at_most(kind, found[kind], FAR)
             elif kind == "seconds":
-                if unit or not number > 0:
+                found[kind] = _amount(amount, {"": 1.0})
+                if not found[kind] > 0 or link == Link():
                     raise SpecError(
-                        f"a budget of seconds is a positive number such as seconds=3600, got {shown(text)}"
+                        "a budget of seconds is a positive number such as seconds=3600 and needs a `link` such as "
+                        f"'up=1MB,down=4MB', got {shown(text)}"
                     )
-                if link == Link():
-                    raise SpecError("a budget of seconds needs a `link` such as 'up=1MB,down=4MB'")
-            elif unit not in UNITS or not number >= 0:
-                raise SpecError(
-                    f"bytes are written as a number and one of the units {', '.join(UNITS)}, such as 10MB, "
-                    f"got {amount!r}"
-                )
-            elif not 1 <= number * UNITS[unit] < 1e21:
-                raise SpecError(f"a budget must be at least 1 B and below 1e12 GB, got {amount!r}")
-            found[kind] = number * UNITS.get(unit, 1.0)
+            else:
+                found[kind] = _amount(amount, UNITS)
+                if not 1 <= found[kind] < 1e21:
+                    raise SpecError(
+                        f"a budget of bytes is at least 1 B, a number and one of the units {', '.join(UNITS)}, such as "
+                        f"10MB, got {shown(amount)}"
+                    )
         seconds = found.pop("seconds", math.inf)
         limits = {KINDS[kind]: value for kind, value in found.items()}
         return Budget(limits, link or Link(), seconds) if texts else None
 
     def texts(self) -> list[str]:
         """What `parse` reads this budget from."""
-        names = {axis: kind for kind, axis in KINDS.items()}
-        return [f"{names[a]}={v:.0f}{'' if a == 'round' else 'B'}" for a, v in self.limits.items()]
+        return [
+            f"rounds={most:.0f}" if axis == "round" else f"{axis}={most:.0f}B"
+            for axis, most in self.limits.items()
+        ]
 
     def words(self) -> str:
         """In words: 10 MB up."""
@@ -141,7 +133,9 @@ class Budget:
             f"{most:g} rounds" if axis == "round" else sized(most) + ends[axis]
             for axis, most in self.limits.items()
         ]
-        return " and ".join([*words, *([f"{self.seconds:g} s"] if self.seconds < math.inf else [])])
+        if self.seconds < math.inf:
+            words.append(f"{self.seconds:g} s")
+        return " and ".join(words)
 
     def rounds(self, spec: Spec) -> int:
         """The rounds of a spec that the budget allows; bytes are planned from packed messages."""
@@ -173,10 +167,9 @@ def _affordable(spec: Spec, axis: Axis, most: float) -> int:
 
     Step size and local steps do not change what a run sends, so a grid of step sizes is planned once.
     """
-    method: Any = dataclasses.replace(spec.method, local_steps=1)  # type: ignore[type-var]
+    method = dataclasses.replace(spec.method, lr=1.0, local_steps=1)  # type: ignore[type-var]
     long = dataclasses.replace(spec, rounds=FAR, method=method)
-    table = long.table()
-    key = json.dumps(table | {"method": table["method"] | {"lr": 1.0}})
+    key = json.dumps(long.table())
     if key not in _courses:
         _courses[key] = price(long)
 
@@ -184,15 +177,15 @@ def _affordable(spec: Spec, axis: Axis, most: float) -> int:
         up, down = _courses[key].after(rounds)
         return up if axis == "up" else up + down
 
-    return (
-        spec.rounds if spent(FAR) <= most else bisect.bisect_right(range(1, FAR), most, key=spent)
-    )
+    if spent(FAR) <= most:
+        return spec.rounds
+    return bisect.bisect_right(range(1, FAR), most, key=spent)
 
 
-def _amount(text: str) -> tuple[float, str]:
-    """The number and the unit of a text such as 10MB; the number is nan where there is none."""
+def _amount(text: str, units: Mapping[str, float]) -> float:
+    """A number with one of some units, such as 10MB; nan if the text is none."""
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]{1,3})?)\s*([A-Za-z]*)", text)
     try:
-        return (float(found[1]), found[2]) if found else (math.nan, text)
-    except ValueError:
-        return math.nan, text
+        return float(found[1]) * units[found[2]] if found else math.nan
+    except (KeyError, ValueError):
+        return math.nan

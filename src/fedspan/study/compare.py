@@ -6,14 +6,14 @@ import dataclasses
 import html
 import inspect
 import math
-import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from rich.console import Console
@@ -26,6 +26,7 @@ from fedspan.core.errors import (
     SpecError,
     at_least,
     at_most,
+    items,
     one_of,
     path_of,
     shown,
@@ -39,8 +40,7 @@ from fedspan.core.spec import Spec, with_values
 from fedspan.core.terminal import plain
 from fedspan.study.budget import Link
 from fedspan.study.conduct import conduct
-from fedspan.study.curves import Axis
-from fedspan.study.model import Part
+from fedspan.study.model import Part, objects_of
 from fedspan.study.proposal import WIDTH, Tuned, propose
 from fedspan.study.report import Report, of_study
 from fedspan.study.request import asked
@@ -52,13 +52,7 @@ Clients = Sequence[Any] | Mapping[str, Any]
 Grid = Mapping[str, Any]
 DATA = ("test", "validation", "callbacks")  # arguments that the page names and does not write out
 FIELDS = {one.name for one in dataclasses.fields(Spec)} - {"method", "task"}
-AXES: dict[str, Axis] = {
-    "round": "round",
-    "up_bytes": "up",
-    "total_bytes": "total",
-    "seconds": "seconds",
-    "hours": "hours",
-}
+AXES = ("round", "up_bytes", "total_bytes", "seconds", "hours")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,21 +89,22 @@ class Comparison:
         """One dictionary per method: its result as mean and standard deviation over seeds, its settings and costs."""
         rows, name = [], self.metric
         for entry in self._entries:
-            curve, result = entry.curve(self._part), entry.final
+            curve, result, label = entry.curve(self._part), entry.final, entry.series.label
+            spent = {axis: values[-1] for axis, values in curve.spent.items()}
             rows.append(
                 {
-                    "method": entry.series.label,
+                    "method": label,
                     name: result.mean,
                     f"{name}_sd": result.spread,
                     f"best_{name}": entry.best.mean,
-                    **self.settings[entry.series.label],
+                    **self.settings[label],
                     "at_edge": entry.at_edge,
-                    "rounds": int(curve.rounds[-1]),
-                    "up_bytes": int(curve.spent["up"][-1]),
-                    "down_bytes": int(curve.spent["down"][-1]),
+                    "rounds": int(spent["round"]),
+                    "up_bytes": int(spent["up"]),
+                    "down_bytes": int(spent["down"]),
                     "client_state_bytes": entry.client_state,
                     "client_memory_bytes": entry.client_memory,
-                    "seconds": float(curve.spent["seconds"][-1]),
+                    "seconds": float(spent["seconds"]),
                     "seeds": result.seeds,
                     "diverged": result.diverged,
                     "failed": result.failed,
@@ -121,21 +116,20 @@ class Comparison:
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
         """Label → the tuned settings of the method, such as `{"lr": 0.1}`; a searched step is the first seed's."""
-        found = {}
-        for entry in self._entries:
-            searched = {"lr": entry.found_lr[0]} if entry.found_lr else {}
-            found[entry.series.label] = _short(entry.point) | searched
-        return found
+        return {
+            entry.series.label: _short(entry.point)
+            | ({"lr": entry.found_lr[0]} if entry.found_lr else {})
+            for entry in self._entries
+        }
 
     @property
     def best(self) -> dict[str, Method]:
         """Label → the method with its tuned settings, ready for `fedspan.fit(..., method=...)`."""
-        chosen = {}
+        found = {}
         for variant in self._part.variants:
-            tuned = dict(self.settings[variant.label])
-            tuned.pop("epochs", None)
-            chosen[variant.label] = as_method(with_values(variant.table["method"], tuned))
-        return chosen
+            tuned = {k: v for k, v in self.settings[variant.label].items() if k != "epochs"}
+            found[variant.label] = as_method(with_values(variant.table["method"], tuned))
+        return found
 
     @property
     def tried(self) -> list[dict[str, Any]]:
@@ -176,14 +170,15 @@ class Comparison:
             The matplotlib axis.
         """
         one_of("x", x, AXES)
-        if any(math.isnan(one.series.spent[AXES[x]][-1]) for one in self._entries):
+        axis: Any = x.removesuffix("_bytes")
+        if any(math.isnan(one.series.spent[axis][-1]) for one in self._entries):
             raise SpecError(f"`x` is {x!r}, which only runs with a `federation` count; give one")
         metric = metric or self.metric
         one_of("metric", metric, self._entries[0].series.metrics)
         needs("plot", "matplotlib")
         from fedspan.study import figures
 
-        return figures.compare(self._part, self._entries, AXES[x], metric, ax)
+        return figures.compare(self._part, self._entries, axis, metric, ax)
 
     def page(self, path: Path | str) -> Path:
         """Writes the page of the comparison, one HTML file that loads nothing from the network.
@@ -209,23 +204,18 @@ class Comparison:
     def __repr__(self) -> str:
         table = self._report.sections[0].tables[0]
         lines = [line[:3] for line in (table.header, *table.texts())]
-        widths = [max(len(line[n]) for line in lines) for n in range(3)]
-        text = []
-        for line in lines:
-            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            text.append(" ".join(cells).rstrip())
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [" ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return plain("\n".join([*text, *self._notes, textwrap.fill(self.verdict(), WIDTH)]))
 
     def _repr_html_(self) -> str:
         """The main table and the verdict, for notebooks."""
         table = self._report.sections[0].tables[0]
-        lines = [
-            "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in line)
-            for tag, line in (("th", table.header), *(("td", row) for row in table.texts()))
-        ]
-        rows = "".join(f"<tr>{line}</tr>" for line in lines[1:])
+        rows = ""
+        for line in (table.header, *table.texts()):
+            rows += f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in line)}</tr>"
         words = "".join(f"<p>{html.escape(text)}</p>" for text in (*self._notes, self.verdict()))
-        return f"<table><thead><tr>{lines[0]}</tr></thead><tbody>{rows}</tbody></table>{words}"
+        return f"<table>{rows}</table>{words}"
 
     @property
     def _notes(self) -> list[str]:
@@ -301,15 +291,9 @@ def compare(
     at_most("jobs", jobs, 1000)
     true_or_false("resume", resume)
     true_or_false("progress", progress)
-    for name, number in (("seeds", seeds), ("tune_seeds", tune_seeds), ("tail", tail)):
-        if number is None:
-            raise SpecError(f"`{name}` must be a number, got None")
-    if not isinstance(metric, str | None) or metric == "":
-        raise SpecError(f"`metric` must be the name of a metric, got {shown(metric)}")
     out = None if run_dir is None else path_of("run_dir", run_dir)
     named = named_methods(methods)
     spec = shared_spec(model, clients, loss, next(iter(named.values())), settings)
-    fields = {one.name: getattr(spec, one.name) for one in dataclasses.fields(Spec)}
     table = {
         "base": spec.table(),
         "variants": {label: {"method": tables.describe(one)} for label, one in named.items()},
@@ -320,7 +304,7 @@ def compare(
         "metric": "",
         "budget": budget,
     }
-    objects = {key: fields[key] for key in fields if key not in ("method", "epochs", "rounds")}
+    objects = objects_of(spec)
     study = asked(table, {} if tune is None else tune, metric, goal, objects=objects)
     if resume and out is None:
         raise SpecError("`resume` needs the `run_dir` of the comparison to continue")
@@ -328,46 +312,40 @@ def compare(
         raise SpecError(f"`jobs` {jobs} needs device='cpu'; use jobs=1")
     # the call as the page shows it: a model and data are named, other values are written out
     told = {"tune": tune, "seeds": seeds, "budget": budget, "metric": metric, "goal": goal}
-    told |= {"tail": tail} | settings | {"run_dir": None if out is None else str(out)}
+    told |= {"tail": tail, **settings, "run_dir": None if out is None else str(out)}
     what = "model, clients" if isinstance(model, nn.Module) else "spec"
     what = repr(str(model)) if isinstance(model, str | PathLike) else what
     given = {label: tables.describe(method, changed=True) for label, method in named.items()}
-    words = [repr(given), what]
-    for key, value in told.items():
-        kept = isinstance(value, str | int | float | list | tuple | dict) and key not in DATA
-        text = repr(value) if kept and len(repr(value)) < 200 else key
-        words += [] if value is None else [f"{key}={text}"]
-    line = f"fedspan.compare({', '.join(words)})"
+    words = [
+        f"{key}={key if key in DATA else shown(value)}"
+        for key, value in told.items()
+        if value is not None
+    ]
+    line = f"fedspan.compare({', '.join([repr(given), what, *words])})"
     console = Console(stderr=True, quiet=not progress)
-    with ExitStack() as stack:  # a directory for the time being where the user names none
-        place = out
-        if place is None:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedspan-")))
-        found = conduct(study, place, jobs=jobs, resume=resume, line=line, console=console)
+    # a directory for the time being where the user names none
+    with nullcontext(out) if out else TemporaryDirectory(prefix="fedspan-") as place:
+        found = conduct(study, Path(place), jobs=jobs, resume=resume, line=line, console=console)
     return Comparison(dataclasses.replace(found, study=study), out)
 
 
 def named_methods(methods: Mapping[str, MethodLike] | Sequence[MethodLike]) -> dict[str, Method]:
     """Label → method; methods without labels have their names, numbered where one occurs twice."""
-    if isinstance(methods, str) or not isinstance(methods, Mapping | Sequence):
-        raise SpecError(
-            f"`methods` must be a dictionary of label → method or a list of methods, got {shown(methods)}"
-        )
+    if not isinstance(methods, Mapping):
+        found: dict[str, Method] = {}
+        for one in map(as_method, items("methods", methods, "methods")):
+            name = registry.name_of(one)
+            count = sum(type(other) is type(one) for other in found.values())
+            found[f"{name}-{count + 1}" if count else name] = one
+        methods = found
     if not methods:
         raise SpecError("`methods` is empty; give at least one method")
-    if isinstance(methods, Mapping):
-        for label in map(str, methods):
-            if not label.strip() or not label.isprintable() or len(label) > 100:
-                raise SpecError(
-                    f"a label of `methods` must be up to 100 characters on one line, got {shown(label)}"
-                )
-        return {str(label): as_method(one) for label, one in methods.items()}
-    found: dict[str, Method] = {}
-    for one in map(as_method, methods):
-        name = registry.name_of(one)
-        count = sum(registry.name_of(other) == name for other in found.values())
-        found[f"{name}-{count + 1}" if count else name] = one
-    return found
+    for label in map(str, methods):
+        if not label.strip() or not label.isprintable() or len(label) > 100:
+            raise SpecError(
+                f"a label of `methods` must be up to 100 characters on one line, got {shown(label)}"
+            )
+    return {str(label): as_method(one) for label, one in methods.items()}
 
 
 def shared_spec(
@@ -380,12 +358,12 @@ def shared_spec(
         known = {*inspect.signature(spec_of).parameters, *FIELDS} - {"method", "settings"}
         check_names(settings, known, method)
         return spec_of(model, clients, loss, method=method, **settings)
-    if clients is not None or loss is not None:
+    plain_spec = isinstance(model, Spec | Mapping | str | PathLike)
+    if not plain_spec or clients is not None or loss is not None:
         raise SpecError(
-            f"`model` must be a torch.nn.Module where `clients` are given, got {type(model).__name__}"
+            "`model` must be a torch.nn.Module with `clients`, or a spec without clients and loss, got "
+            f"{shown(model)}"
         )
-    if not isinstance(model, Spec | Mapping | str | PathLike):
-        raise SpecError(f"`model` must be a torch.nn.Module or a spec, got {shown(model)}")
     check_names(settings, FIELDS, method)
     given = {name: as_setting(name, value) for name, value in settings.items() if value is not None}
     return dataclasses.replace(as_spec(model), method=method, **given)
@@ -432,7 +410,7 @@ def tune(
     if tune is None and budget is not None:
         spec = shared_spec(model, clients, loss, as_method(method), settings)
         return propose(spec, budget, link, vary, Console(stderr=True, quiet=not progress))
-    if tune is None or (isinstance(tune, Mapping) and not tune):
+    if not isinstance(tune, Mapping) or not tune:
         raise SpecError(
             f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}; or leave it out and give a "
             "`budget` such as 'total=50MB', for which settings are proposed"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import shlex
 import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +14,7 @@ from rich.markup import escape
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.extras import needs
 from fedspan.core.files import lock_dir
+from fedspan.core.spec import Spec
 from fedspan.core.terminal import say, table
 from fedspan.costs.plan import keeps_objective
 from fedspan.data import datasets
@@ -88,27 +88,29 @@ def make_runs(
     study: Study, place: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()
 ) -> Runs:
     """Make the runs of a study: tuning in stages, and all seeds of a variant as soon as its point is chosen."""
-    own: dict[str, str] = {}  # what is the user's own
-    for part in study.parts:
-        for row, variant in part.cells():
-            own |= fingerprint(part.spec(variant, variant.points()[0], row, rounds=1))
+    own = {what: value for spec in firsts(study) for what, value in fingerprint(spec).items()}
     for what in changed(place, own):
         text = f"the {what} changed since the runs in {str(place)!r} were made: runs that depend on it are made again"
         say(text, console)
     for job in Runs(study, place).tuning():
         job.forget_failure()  # of an earlier attempt: nothing is chosen before it is tried again
     runs = Runs(study, place)
-    objects = any(part.objects for part in study.parts)
-    execute([], jobs, console, plugins, runs.possible() if objects else None, runs.ready)
+    objects = jobs > 1 and any(part.objects for part in study.parts)
+    execute([], jobs, console, plugins, runs.possible() if objects else (), runs.ready)
     for job in runs.tuning():
         (job.run_dir / CHECKPOINT).unlink(missing_ok=True)
     return runs
 
 
+def firsts(study: Study) -> list[Spec]:
+    """One spec of each variant in each case."""
+    cells = [(part, row, variant) for part in study.parts for row, variant in part.cells()]
+    return [part.spec(variant, variant.points()[0], row, rounds=1) for part, row, variant in cells]
+
+
 def check(study: Study) -> None:
     """Refuse a study whose data sets, models or libraries are not here or damaged, before anything is written."""
-    cells = [(part, row, variant) for part in study.parts for row, variant in part.cells()]
-    specs = [part.spec(variant, variant.points()[0], row, rounds=1) for part, row, variant in cells]
+    specs = firsts(study)
     datasets.check(name for spec in specs for name in spec.task.requires())
     if any(spec.dp is not None for spec in specs):
         needs("privacy", "dp_accounting", "cryptography")
@@ -123,15 +125,13 @@ def reproduce(
     jobs: int,
     again: bool,
     console: Console,
+    line: str = "",
 ) -> Results:
     """Make a study that comes with fedspan in `out`; `again` deletes the earlier runs."""
     study = committed(name, scale, seeds)
     if again:
         check(study)  # nothing is deleted if the study cannot run
         shutil.rmtree(out / RUNS, ignore_errors=True)
-    asked = {"scale": scale, "seeds": seeds, "jobs": jobs, "out": out.name}
-    words = [[f"--{key}", str(value)] for key, value in asked.items() if value is not None]
-    line = shlex.join(["fedspan", "reproduce", name, *itertools.chain(*words)])
     own = plugins(name)
     return conduct(
         study, out, jobs=jobs, formats=report.FORMATS, line=line, console=console, plugins=own
@@ -143,26 +143,22 @@ def show(made: report.Report, minutes: float, files: Sequence[Path], console: Co
     for one in made.sections:
         part, main = one.part, one.tables[0]
         assert part is not None
-        lines = [
-            main.header,
-            *([cell if isinstance(cell, str) else cell.main for cell in row] for row in main.rows),
-        ]
+        whole: list[Any] = [main.header, *main.rows]
+        lines = [[str(getattr(cell, "main", cell)) for cell in line] for line in whole]
         if len(part.rows) > 1:  # a line per variant
             first = len(main.header) - len({entry.variant for entry in one.entries})
             lines = [[" ".join(line[:first]), *line[first:]] for line in lines]
             lines = [list(column) for column in zip(*lines, strict=True)]
         elif part.budget is None:
             lines = [[line[n] for n in (0, 1, 2, 4, 6)] for line in lines]
-        lines = [[escape(cell) for cell in line] for line in lines]
-        console.print(table(lines[0], lines[1:], width=console.width, title=part.title or None))
         judged = published(part, one.entries)
-        if judged.rows:
-            lines = [[escape(cell) for cell in line] for line in judged.texts()]
-            console.print(table(judged.header, lines, width=console.width))
-    for one in made.sections:
-        for note in (note for entry in one.entries for note in entry.notes):
-            say(note, console)
+        for title, some in ((part.title, lines), ("", [judged.header, *judged.texts()])):
+            head, *rows = [[escape(cell) for cell in line] for line in some]
+            if rows:
+                console.print(table(head, rows, width=console.width, title=title or None))
+    notes = [note for one in made.sections for entry in one.entries for note in entry.notes]
     effort = f"{minutes:.1f} core-minutes. " if minutes >= 0.1 else ""
     verdict = " ".join(made.verdict) if len(made.sections) == 1 else ""
-    for text in filter(None, (made.score, effort + ", ".join(map(str, files)), verdict)):
-        say(text, console)
+    for text in (*notes, made.score, effort + ", ".join(map(str, files)), verdict):
+        if text:
+            say(text, console)

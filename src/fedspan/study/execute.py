@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import gc
-import math
 import multiprocessing
 import os
 import shutil
@@ -24,14 +23,13 @@ from contextlib import suppress
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Literal
+from textwrap import shorten
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fedspan.api.run import run
-from fedspan.core import registry
 from fedspan.core.callback import Callback
 from fedspan.core.errors import FedspanError, Terminated
 from fedspan.core.json_log import write_table
@@ -46,13 +44,13 @@ from fedspan.engine.provenance import CHECKPOINT, UNFINISHED
 from fedspan.study.curves import memory_file
 from fedspan.study.jobs import FAILED, Job
 
-End = Literal["finished", "stopped", "failed"]
 Seen = Callable[[Path, int], None]  # run directory, round
 Begun = Callable[[Iterable[Job]], None]  # the runs that are being made
 Reports = SimpleQueue[tuple[Path, int]]
+Jobs = Shared[dict[str, Job]]
 # In a worker process: how far its run is, jobs with objects, which it is told by name, and whether to stop.
 _reports: Reports
-_shared: Shared[dict[str, Job]] | None
+_shared: Jobs | None
 _stop: Event
 _working = threading.Lock()  # held while a worker process has a run
 GRACE = 20.0  # seconds in which a run whose parent process is gone may save itself
@@ -60,60 +58,39 @@ LONG = 44  # characters of what is being run
 
 
 class Queue:
-    """The runs that are still to be made; the next is the one that takes longest, so that all processes end together.
+    """The runs that are still to be made; the next is the longest, so that all processes end together.
 
-    Runs that others wait for come first: those of the tuning. The time of a run is its rounds times its local steps
-    times the time per step of finished runs of its method.
+    Runs that others wait for come first: those of the tuning.
 
     Args:
         jobs: Those that can begin now. Of two in one run directory, the longer one is made.
-        more: What can begin after some runs are done, called whenever one ends.
+        more: Returns what can begin after some runs are done.
     """
 
-    def __init__(self, jobs: Iterable[Job], more: Callable[[], list[Job]] | None = None) -> None:
+    def __init__(self, jobs: Iterable[Job], more: Callable[[], list[Job]] = list) -> None:
         self.waiting: dict[Path, Job] = {}
         self.more, self.count = more, 0
         self.rounds: dict[Path, int] = {}  # run directory → rounds that were asked for
-        self.spent: dict[str, tuple[float, float]] = {}  # method → seconds and work of its runs
-        self._add(jobs)
-        self._add(more() if more is not None else ())
+        self.add([*jobs, *more()])
 
-    def take(self, running: Collection[Path] = (), in_order: bool = False) -> Job | None:
+    def take(self, running: Collection[Path] = ()) -> Job | None:
         """The next run, whose directory no other one is using; None if there is none at the moment."""
-
-        def order(job: Job) -> tuple[bool, float, float]:
-            seconds, units = self.spent.get(registry.name_of(job.spec.method), (math.inf, 1.0))
-            return job.keep, work(job) * seconds / units, work(job)
-
         while free := [job for place, job in self.waiting.items() if place not in running]:
-            chosen = free[0] if in_order else max(free, key=order)
+            chosen = max(free, key=lambda job: (job.keep, work(job)))
             self.waiting.pop(chosen.run_dir)
             if not chosen.complete():  # by another job in the same directory
                 return chosen
         return None
 
-    def done(self, job: Job) -> None:
-        """A run has ended: its time tells how long others will take, and others may now begin."""
-        self._learn(job)
-        self._add(self.more() if self.more is not None else ())
-
-    def _add(self, jobs: Iterable[Job]) -> None:
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Add runs that can begin now."""
         for job in jobs:
             before = self.waiting.get(job.run_dir)
-            if before is not None and before.spec.rounds >= job.spec.rounds:
-                continue
-            if job.complete():
-                self._learn(job)
-                continue
-            self.rounds[job.run_dir] = max(job.spec.rounds, self.rounds.get(job.run_dir, 0))
-            self.count += before is None
-            self.waiting[job.run_dir] = job
-
-    def _learn(self, job: Job) -> None:
-        name, took = registry.name_of(job.spec.method), job.seconds()
-        if took and job.failure() is None:
-            seconds, units = self.spent.get(name, (0.0, 0.0))
-            self.spent[name] = (seconds + took, units + work(job))
+            longer = before is None or before.spec.rounds < job.spec.rounds
+            if longer and not job.complete():
+                self.rounds[job.run_dir] = max(job.spec.rounds, self.rounds.get(job.run_dir, 0))
+                self.count += before is None
+                self.waiting[job.run_dir] = job
 
 
 def work(job: Job) -> float:
@@ -129,10 +106,10 @@ def execute(
     processes: int,
     console: Console,
     plugins: tuple[Path, ...] = (),
-    shared: list[Job] | None = None,
-    more: Callable[[], list[Job]] | None = None,
+    shared: Iterable[Job] = (),
+    more: Callable[[], list[Job]] = list,
 ) -> None:
-    """Run all jobs that are not complete: in one process in order, in several those first that take longest.
+    """Run all jobs that are not complete.
 
     Args:
         jobs: The runs that can begin at once.
@@ -141,23 +118,22 @@ def execute(
         plugins: The user's own files.
         shared: All runs there may be, if they hold objects such as a model and a loss function. Other processes get
             these once, as they start.
-        more: Runs that can begin once others have ended; called after each one.
+        more: Returns runs that can begin once others have ended; called after each one.
     """
     todo = Queue(jobs, more)
     if not todo.waiting:
         return
     warn_if_public()  # worker processes do not
-    objects = None
-    if processes > 1 and shared is not None:
-        try:
-            objects = Shared({_name(job): job for job in shared})
-        except NotSentError as error:
-            warnings.warn(
-                f"`jobs` {processes} needs functions and classes that other processes can import ({error}): put them "
-                "into a module; running in one process",
-                stacklevel=2,
-            )
-            processes = 1
+    named = {_name(job): job for job in shared}
+    try:
+        objects = Shared(named) if named else None
+    except NotSentError as error:
+        warnings.warn(
+            f"`jobs` {processes} needs functions and classes that other processes can import ({error}): put them "
+            "into a module; running in one process",
+            stacklevel=2,
+        )
+        processes = 1
     far: dict[Path, int] = {}
     number = 0
     bar = Progress(
@@ -178,38 +154,38 @@ def execute(
 
         def begun(running: Iterable[Job]) -> None:
             what = f"{number + 1} of {todo.count} runs: {'; '.join(job.what for job in running)}"
-            what = what if len(what) <= LONG else f"{what[: LONG - 1]}…"
-            bar.update(task, description=what, refresh=True)
+            bar.update(task, description=shorten(what, LONG, placeholder="…"), refresh=True)
 
         ends = _here(todo, seen, begun)
         if processes > 1:
             ends = _apart(todo, processes, objects, plugins, seen, begun)
         try:
-            for job, end in ends:
-                if end == "stopped":
+            for job in ends:
+                why = job.failure()
+                if why is not None:
+                    say(f"{job.run_dir.parent.name}/{job.run_dir.name} failed: {why}", console)
+                elif not job.complete():  # it was stopped
                     raise KeyboardInterrupt
+                elif (memory := client_memory(job.spec)) is not None:
+                    write_table(memory_file(job.run_dir), {"client_memory": memory})
                 number += 1
                 seen(job.run_dir, job.spec.rounds)
-                if end == "finished" and (memory := client_memory(job.spec)) is not None:
-                    write_table(memory_file(job.run_dir), {"client_memory": memory})
-                if end == "failed":
-                    where = f"{job.run_dir.parent.name}/{job.run_dir.name}"
-                    say(f"{where} failed: {job.failure()}", console)
+                todo.add(more())
         except BaseException:
             console.print("stopped; complete runs are kept and are not run again")
             raise
         bar.update(task, description="runs", completed=1, total=1)  # also where less was needed
 
 
-def _here(todo: Queue, seen: Seen, begun: Begun) -> Iterator[tuple[Job, End]]:
+def _here(todo: Queue, seen: Seen, begun: Begun) -> Iterator[Job]:
     """In this process, one after another."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        while (job := todo.take(in_order=True)) is not None:
+        while (job := todo.take()) is not None:
             begun([job])
-            yield job, _run(job, seen)
-            todo.done(job)
+            _run(job, seen)
+            yield job
     finally:
         torch.set_num_threads(threads)
 
@@ -217,17 +193,17 @@ def _here(todo: Queue, seen: Seen, begun: Begun) -> Iterator[tuple[Job, End]]:
 def _apart(
     todo: Queue,
     processes: int,
-    objects: Shared[dict[str, Job]] | None,
+    objects: Jobs | None,
     plugins: tuple[Path, ...],
     seen: Seen,
     begun: Begun,
-) -> Iterator[tuple[Job, End]]:
+) -> Iterator[Job]:
     """In several processes, in the order in which they end."""
     context = multiprocessing.get_context("fork" if FORKS and objects is not None else "spawn")
     reports: Reports = context.SimpleQueue()
     stop = context.Event()
     with ProcessPoolExecutor(processes, context, _ready, (reports, stop, plugins, objects)) as pool:
-        running: dict[Future[End], Job] = {}
+        running: dict[Future[None], Job] = {}
         try:
             while True:
                 places = {job.run_dir for job in running.values()}
@@ -243,9 +219,8 @@ def _apart(
                 while not reports.empty():
                     seen(*reports.get())
                 for future in done:
-                    job = running.pop(future)
-                    yield job, future.result()
-                    todo.done(job)
+                    future.result()
+                    yield running.pop(future)
         except BrokenProcessPool:
             raise FedspanError(
                 "a process was killed, most likely because memory ran out; use fewer jobs"
@@ -256,12 +231,10 @@ def _apart(
             raise
 
 
-def _ready(
-    reports: Reports, stop: Event, plugins: tuple[Path, ...], objects: Shared[dict[str, Job]] | None
-) -> None:
+def _ready(reports: Reports, stop: Event, plugins: tuple[Path, ...], objects: Jobs | None) -> None:
     """Prepare a worker process: one thread, the user's plugins and objects, and where to report to.
 
-    The parent process handles Ctrl-C. SIGTERM ends the run of this process, which then says that it was stopped.
+    The parent process handles Ctrl-C. SIGTERM stops the run of this process.
     """
     global _reports, _stop, _shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -294,17 +267,16 @@ def _name(job: Job) -> str:
     return f"{job.run_dir} {job.spec.rounds} {job.keep}"
 
 
-def _run_apart(given: Job | str) -> End:
+def _run_apart(given: Job | str) -> None:
     job = given if isinstance(given, Job) else _shared.value[given]  # type: ignore[union-attr]
     with _working, suppress(Terminated, KeyboardInterrupt):
         if not _stop.is_set():
-            return _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
-    return "stopped"
+            _run(job, lambda run_dir, t: _reports.put((run_dir, t)))
 
 
-def _run(job: Job, seen: Seen) -> End:
+def _run(job: Job, seen: Seen) -> None:
     """One run. Its divergence is not warned of, and its events are not logged: the tables and the page have them."""
-    failed, began = job.run_dir / FAILED, time.monotonic()
+    began = time.monotonic()
     job.forget_failure()
     resume = (job.run_dir / CHECKPOINT).exists()
     if not resume:
@@ -321,23 +293,21 @@ def _run(job: Job, seen: Seen) -> End:
                 callbacks=[_Reporter(job.run_dir, seen)],
                 progress=False,
             )
+        why = f"the run ended before its {job.spec.rounds} rounds ({result.status})\n"
     except Exception as error:
         name = "" if isinstance(error, FedspanError) else f"{type(error).__name__}: "
         why = f"{name}{' '.join(str(error).split())}\n\n{traceback.format_exc()}"
-    else:
-        why = f"the run ended before its {job.spec.rounds} rounds ({result.status})\n"
-        if job.complete():  # if not, nothing may wait for it
-            for name in () if job.keep else UNFINISHED:
-                (job.run_dir / name).unlink(missing_ok=True)
-            if time.monotonic() - began > 1:  # a shorter run leaves little behind
-                gc.collect()
-                release_memory()
-            return "finished"
     finally:
         log.disabled = unlogged
-    job.run_dir.mkdir(parents=True, exist_ok=True)
-    failed.write_text(why, "utf-8")
-    return "failed"
+    if job.complete():  # if not, nothing may wait for it
+        for name in () if job.keep else UNFINISHED:
+            (job.run_dir / name).unlink(missing_ok=True)
+    else:
+        job.run_dir.mkdir(parents=True, exist_ok=True)
+        (job.run_dir / FAILED).write_text(why, "utf-8")
+    if time.monotonic() - began > 1:  # a shorter run leaves little behind
+        gc.collect()
+        release_memory()
 
 
 class _Reporter(Callback):

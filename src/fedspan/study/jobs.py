@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedspan.core import registry, tables
-from fedspan.core.digest import digest, source_of
+from fedspan.core.digest import digest, sha256, source_of
 from fedspan.core.errors import DataError
 from fedspan.core.json_log import read_table, write_table
 from fedspan.core.spec import Spec, flat
@@ -30,7 +30,6 @@ from fedspan.tasks.custom import Custom, _digest
 
 FAILED = "failed.txt"  # the reason in one line, then the traceback
 FINGERPRINT = "fingerprint.json"
-SAMPLED = 1 << 20  # bytes of a large file that are read at its start, in its middle and at its end
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,10 @@ class Job:
 
     def histories(self) -> list[Path]:
         """The history files of the run, in the order of its seeds."""
-        first = self.spec.seed
-        several = [self.run_dir / f"seed-{seed}" for seed in range(first, first + self.seeds)]
-        return [one / history.NAME for one in ([self.run_dir] if self.seeds == 1 else several)]
+        if self.seeds == 1:
+            return [self.run_dir / history.NAME]
+        seeds = range(self.spec.seed, self.spec.seed + self.seeds)
+        return [self.run_dir / f"seed-{seed}" / history.NAME for seed in seeds]
 
     def _ends(self) -> list[Line]:
         """The last evaluation of every seed that has one."""
@@ -87,14 +87,20 @@ class Job:
         return max((float(end["seconds"]) for end in self._ends()), default=0.0)
 
 
-def jobs_of(spec: Spec, runs: Path, seeds: int, what: str = "") -> list[Job]:
+def jobs_of(spec: Spec, runs: Path, seeds: int, what: str = "", keep: bool = False) -> list[Job]:
     """A spec under several seeds: one batched computation where the task supports it, else one job per seed."""
     place = place_of(spec, runs)
     if spec.task.several_seeds:
-        return [Job(spec, place / f"{seeds}-seeds", seeds, what=what)]
+        return [Job(spec, place / f"{seeds}-seeds", seeds, keep, what=what)]
     return [
-        Job(one, place / f"seed-{one.seed}", 1, what=f"{what}, seed {one.seed}")
-        for one in (dataclasses.replace(spec, seed=spec.seed + n) for n in range(seeds))
+        Job(
+            dataclasses.replace(spec, seed=seed),
+            place / f"seed-{seed}",
+            1,
+            keep,
+            what=f"{what}, seed {seed}",
+        )
+        for seed in range(spec.seed, spec.seed + seeds)
     ]
 
 
@@ -141,13 +147,7 @@ def fingerprint(spec: Spec) -> dict[str, str]:
         found = _of_tasks[key] = {}
         for name in flat(table).values():
             if isinstance(name, str) and len(name) < 1000 and Path(name).is_file():
-                size = Path(name).stat().st_size
-                parts: list[str | bytes] = [f"{size} "]
-                with Path(name).open("rb") as file:
-                    for place in sorted({0, size // 2, max(0, size - SAMPLED)}):
-                        file.seek(place)
-                        parts.append(file.read(SAMPLED))
-                found[f"file {name!r}"] = digest(*parts)
+                found[f"file {name!r}"] = sha256(Path(name))[:16]
         if isinstance(spec.task, Custom) and spec.task.clients is not None:  # from a module
             read = spec.task.material(0, torch.float32)
             found["test data"] = _digest(read.test())

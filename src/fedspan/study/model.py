@@ -33,12 +33,12 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.callbacks.training_loss import TrainingLoss
+from fedspan.core import tables
 from fedspan.core.errors import (
     SpecError,
     at_least,
@@ -134,7 +134,6 @@ class Part:
             at_least("tune_rounds", self.tune_rounds, 1)
         if not 0 < number("tail", self.tail) < 1:
             at_least("tail", self.tail, 1)
-            at_most("tail", self.tail, 10**9)
         not_negative("within", self.within)
         one_of("goal", self.goal, ("max", "min"))
         one_of("distance", self.distance, get_args(Distance))
@@ -142,8 +141,9 @@ class Part:
             raise SpecError(f"comparison {self.name!r} has no variants")
 
     def variant(self, name: str) -> Variant:
-        one_of("variant", name, [variant.name for variant in self.variants])
-        return next(variant for variant in self.variants if variant.name == name)
+        known = {variant.name: variant for variant in self.variants}
+        one_of("variant", name, known)
+        return known[name]
 
     def cells(self) -> list[tuple[Case, Variant]]:
         """Every case with every variant that takes part in it."""
@@ -156,10 +156,8 @@ class Part:
         """The spec of one point of a variant's grid; by default it is as long as the budget allows."""
         table = with_values(laid_over(self.base, variant.table), self.set | point)
         table = filled(table, (row or self.rows[0]).values) | self.objects
-        metrics = table.pop("metrics", ())
-        own = "metrics" in self.objects  # which may be functions
-        spec = Spec.from_table(table if own else table | {"metrics": metrics})
-        spec = dataclasses.replace(spec, metrics=metrics) if own else spec
+        # objects such as metrics that are functions stand in no table
+        spec: Spec = tables.make(Spec, table) if self.objects else Spec.from_table(table)
         if self.tune_by == TRAIN_LOSS:
             spec = dataclasses.replace(spec, callbacks=(*spec.callbacks, TrainingLoss()))
         if rounds is None and self.budget is not None:
@@ -222,9 +220,12 @@ class Study:
     title: str = ""
     about: str = ""
 
-    def part(self, name: str) -> Part:
-        one_of("part", name, [part.name for part in self.parts])
-        return next(part for part in self.parts if part.name == name)
+
+def objects_of(spec: Spec) -> Table:
+    """The settings of a spec that all variants share, as objects."""
+    return {
+        key: one for key, one in vars(spec).items() if key not in ("method", "epochs", "rounds")
+    }
 
 
 def laid_over(table: Table, changes: Mapping[str, Any]) -> Table:
@@ -232,8 +233,9 @@ def laid_over(table: Table, changes: Mapping[str, Any]) -> Table:
     out = dict(table)
     for key, value in changes.items():
         old = out.get(key)
-        merge = isinstance(old, dict) and isinstance(value, dict) and "name" not in value
-        out[key] = laid_over(old, value) if merge and isinstance(old, dict) else value
+        if isinstance(old, dict) and isinstance(value, dict) and "name" not in value:
+            value = laid_over(old, value)
+        out[key] = value
     return out
 
 
@@ -257,18 +259,18 @@ def settings(point: Mapping[str, Any]) -> str:
 # What a study's table may have: key → a type, a table of more of these, or a list of one; "*" is any other key.
 GRID = {"*": list}
 VARIANT = dict.fromkeys(CHANGEABLE, object) | {"label": str, "color": str, "grid": GRID}
-TYPED: dict[str, Any] = {"base": dict, "set": dict, "tune_by": str, "metric": str, "claims": list}
-TYPED |= {"tuned_in": str, "figure": dict}
-TYPED["rows"] = [{"published": dict, "variants": list, "*": object}]
 WORDS = {"name": str, "title": str, "about": str}
 OWN = {*WORDS, "variants", "objects"}  # are not handed down from a study to its parts
+TYPES = {"Table": dict, "str": str, "list[list[str]]": list}
 SETTINGS: dict[str, Any] = {
-    one.name: TYPED.get(one.name, object) for one in dataclasses.fields(Part) if one.name not in OWN
-}
+    one.name: TYPES.get(str(one.type), object)
+    for one in dataclasses.fields(Part)
+    if one.name not in OWN
+} | {"rows": [{"published": dict, "variants": list, "*": object}]}
 PART = SETTINGS | WORDS | {"variants": object, "own": {"*": VARIANT}, "grid": GRID}
 SCALE = {"about": str, "only": list, "points": object, "parts": {"*": SETTINGS}} | SETTINGS
 STUDY = {"variants": {"*": VARIANT}, "scale": str, "scales": {"*": SCALE}, "parts": {"*": PART}}
-STUDY |= SETTINGS | WORDS
+STUDY |= SETTINGS | WORDS | {"plugins": list}
 
 
 def names() -> list[str]:
@@ -287,9 +289,7 @@ def committed(name: str, scale: str | None = None, seeds: int | None = None) -> 
     for path in plugins(name):
         if path.stem not in sys.modules:
             load_plugin(path)
-    table = {"name": name} | read_toml(SPECS / f"{name}.toml")
-    table.pop("plugins", None)
-    return study_of(table, scale, seeds)
+    return study_of({"name": name} | read_toml(SPECS / f"{name}.toml"), scale, seeds)
 
 
 def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -> Study:
@@ -300,7 +300,7 @@ def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -
         one_of("scale", scale, scales)
     size = {} if scale is None else scales[scale]
     parts = table.get("parts", {"comparison": {}})
-    wanted = size.get("only", list(parts))
+    wanted: Any = size.get("only", parts)
     found = [_part(name, one, table, size, seeds) for name, one in parts.items() if name in wanted]
     if not found:
         raise SpecError("a comparison has no part; give [base] and [variants.NAME]")
@@ -327,9 +327,9 @@ def _check(where: str, value: Any, wanted: Any) -> None:
 
 def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None) -> Part:
     where = f"parts.{name}"
-    levels = [shared, table, size, size.get("parts", {}).get(name, {})]
-    own_levels = ({k: v for k, v in one.items() if k in SETTINGS} for one in levels)
-    chosen: Table = reduce(laid_over, own_levels, {})
+    chosen: Table = {}
+    for level in (shared, table, size, size.get("parts", {}).get(name, {})):
+        chosen = laid_over(chosen, {k: v for k, v in level.items() if k in SETTINGS})
     # variants, with the part's own grid and as many values of it as the scale keeps
     known = _variants(shared.get("variants", {})) | _variants(table.get("own", {}))
     wanted = table.get("variants", list(known))
@@ -337,14 +337,13 @@ def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None
         _check(f"{where}.variants", wanted, {"*": VARIANT})
         known, wanted = _variants(wanted), list(wanted)
     _check(f"{where}.variants", wanted, list)
-    for one in wanted:
-        one_of(f"variant of [{where}]", one, known)
     if "base" not in chosen or not known:
         raise SpecError("a comparison needs [base] and [variants.NAME]")
     points = size.get("points", 10**6)
     at_least("points", points, 1)
     variants = []
     for one in wanted:
+        one_of(f"variant of [{where}]", one, known)
         grid = known[one].grid | table.get("grid", {})
         for key, values in grid.items():
             if not values:
@@ -355,13 +354,13 @@ def _part(name: str, table: Table, shared: Table, size: Table, seeds: int | None
             grid[key] = values[start : start + points]
         variants.append(dataclasses.replace(known[one], grid=grid))
     # the metric and what is better
-    metric, goal = chosen.get("metric", "accuracy"), chosen.get("goal", "max")
+    metric = chosen.setdefault("metric", "accuracy")
     if "goal" in chosen and not metric:
-        raise SpecError(f"`goal` {goal!r} needs the `metric` that it is of; give both")
+        raise SpecError(f"`goal` {chosen['goal']!r} needs the `metric` that it is of; give both")
     if "goal" not in chosen and metric:
         sign = sign_of(metric, chosen["base"].get("metrics", ()), option="goal")
-        goal = "max" if sign > 0 else "min"
-    chosen |= {"metric": metric, "goal": goal, "budget": Budget.parse(chosen.get("budget", ()))}
+        chosen["goal"] = "max" if sign > 0 else "min"
+    chosen["budget"] = Budget.parse(chosen.get("budget"))
     chosen["rows"] = [_case(one) for one in chosen.get("rows", [{}])]
     chosen |= {} if seeds is None else {"seeds": seeds}
     texts = {key: table.get(key, "") for key in ("title", "about")}
@@ -373,37 +372,39 @@ def _variants(tables: Table) -> dict[str, Variant]:
     out = {}
     for (name, one), color in zip(tables.items(), itertools.cycle(COLORS), strict=False):
         own = {key: value for key, value in one.items() if key in CHANGEABLE}
-        label, color = one.get("label", name), one.get("color", color)
-        out[name] = Variant(name, label, color, own, one.get("grid", {}))
+        words = one.get("label", name), one.get("color", color)
+        out[name] = Variant(name, *words, own, one.get("grid", {}))
     return out
 
 
 def _case(table: Table) -> Case:
     if "target" in table:
         number("rows: target", table["target"])
-    own = {key: table[key] for key in ("published", "variants", "target") if key in table}
-    return Case({key: value for key, value in table.items() if key not in own}, **own)
+    names = {one.name for one in dataclasses.fields(Case)[1:]}
+    own = {key: one for key, one in table.items() if key in names}
+    return Case({key: one for key, one in table.items() if key not in names}, **own)
 
 
 def table_of(study: Study) -> Table:
     """What `study_of` reads this study from, with every level laid over; a study of one part has no [parts]."""
     parts = {}
     for part in study.parts:
-        values = ((one.name, getattr(part, one.name)) for one in dataclasses.fields(part))
-        plain = {key: value for key, value in values if value not in (None, "", [], {})}
+        plain = _given(part, "name", "objects")
         plain["variants"] = {
             v.name: {"label": v.label, "color": v.color, "grid": v.grid} | v.table
             for v in part.variants
         }
-        rows = [dataclasses.asdict(row) for row in part.rows]
-        plain["rows"] = [
-            row.pop("values") | {k: v for k, v in row.items() if v not in (None, {})}
-            for row in rows
-        ]
+        plain["rows"] = [row.values | _given(row, "values") for row in part.rows]
         if plain["rows"] == [{}]:
             del plain["rows"]
         if part.budget is not None:
             plain["budget"] = part.budget.texts()
-        parts[part.name] = {k: v for k, v in plain.items() if k not in ("name", "objects")}
-    words = {key: text for key in ("name", "title", "about") if (text := getattr(study, key))}
-    return words | (parts["comparison"] if list(parts) == ["comparison"] else {"parts": parts})
+        parts[part.name] = plain
+    own = parts["comparison"] if list(parts) == ["comparison"] else {"parts": parts}
+    return _given(study, "parts") | own
+
+
+def _given(value: Any, *without: str) -> Table:
+    """The fields of a dataclass that hold something."""
+    held = ((key, one) for key, one in vars(value).items() if key not in without)
+    return {key: one for key, one in held if one not in (None, "", [], {})}

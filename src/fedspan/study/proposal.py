@@ -30,12 +30,12 @@ from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.extras import data_frame
 from fedspan.core.method import Method
 from fedspan.core.spec import Spec, with_values
-from fedspan.core.tables import build, describe
+from fedspan.core.tables import describe
 from fedspan.core.terminal import plain
 from fedspan.study.budget import Budget, Link
 from fedspan.study.conduct import make_runs
 from fedspan.study.curves import Table
-from fedspan.study.model import Part, Study, Variant
+from fedspan.study.model import Part, Study, Variant, objects_of, settings
 from fedspan.study.request import values_of
 
 if TYPE_CHECKING:
@@ -95,12 +95,12 @@ def propose(
     grid = _grid(spec, vary)
     method, problem, cohort = built(spec)
     spec = dataclasses.replace(spec, method=method, epochs=None)
-    rows, settings = list[Table](), list[Spec]()
-    spent, metric = 0, ""
+    rows, tries = list[Table](), list[Spec]()
+    metric = ""
 
-    def planned(point: Mapping[str, Any]) -> None:
+    def planned(point: Table) -> None:
         """A setting with its costs, its rounds and its learning rate, if it has enough rounds."""
-        nonlocal spent, metric
+        nonlocal metric
         setting = dataclasses.replace(spec, method=_method(method, point))
         up, down, seconds = limits.per_round(setting)
         try:
@@ -112,25 +112,22 @@ def propose(
             how = spec.search, spec.participation
             found = search(setting.method, problem, cohort, rounds, *how)
             lr, metric, why = found.lr, found.metric, ""
-            spent += found.rounds
             tried: Any = dataclasses.replace(setting.method, lr=lr)  # type: ignore[type-var]
             setting = dataclasses.replace(setting, method=tried, rounds=rounds)
         costs = {"up_bytes_round": up, "down_bytes_round": down, "seconds": rounds * seconds}
         rows.append({**point, "lr": lr, "rounds": rounds, **costs, "share": 0.0, "why": why})
-        settings.append(setting)
+        tries.append(setting)
 
-    def best_of(numbers: list[int], place: Path) -> int:
+    def best_of(numbers: list[int]) -> int:
         """The tuner's choice; the others are told why they are not chosen."""
-        nonlocal spent
-        some = [settings[n] for n in numbers]
-        share = 1.0 if any(setting.length_decides for setting in some) else SHARE
-        part_of_it = {axis: share * most for axis, most in limits.limits.items()}
-        shortest = int(min(share * setting.rounds for setting in some))
+        some = [tries[n] for n in numbers]
+        share = 1.0 if any(one.length_decides for one in some) else SHARE
+        shortest = int(share * min(one.rounds for one in some))
         every = min(spec.eval_every, max(1, shortest // EVALUATIONS))
         base = dataclasses.replace(spec, metrics=(), eval_every=every)
-        fields = {one.name: getattr(base, one.name) for one in dataclasses.fields(Spec)}
-        methods = [describe(setting.method) for setting in some]
+        methods = [describe(one.method) for one in some]
         name = TRAIN_LOSS if metric == TRAINING_LOSS else metric
+        part_of_it = {axis: share * most for axis, most in limits.limits.items()}
         part = Part(
             name="comparison",
             base=base.table(),
@@ -141,64 +138,53 @@ def propose(
             tune_by=name,
             tail=0.2,
             budget=Budget(part_of_it, limits.link, share * limits.seconds),
-            objects={key: fields[key] for key in fields if key not in ("method", "rounds")},
+            objects=objects_of(base),
         )
-        runs = make_runs(Study("comparison", [part]), place, jobs=1, console=console)
-        (cell,) = runs.cells
-        chosen = numbers[methods.index(cell.point["method"])]
-        for n, one in zip(numbers, cell.tried, strict=False):
+        study = Study("comparison", [part])
+        (cell,) = make_runs(study, Path(place), jobs=1, console=console).cells
+        ends = [(one.end, one.rounds, one.dropped) for one in cell.tried]
+        for n, (end, rounds, dropped) in zip(
+            numbers, ends or [(part.result(cell.curve), 0, False)], strict=True
+        ):
             row = rows[n]
-            spent += 0 if row["share"] else one.rounds  # the best of before is not run again
-            row["share"] = one.rounds / settings[n].rounds if one.dropped else share
+            row["share"] = rounds / tries[n].rounds if dropped else share
             row["why"] = f"behind at {row['share']:.0%} of the budget"
-            row[metric] = one.end.mean if one.end.whole else math.inf
-        if not cell.tried:
-            rows[chosen] |= {"share": share, metric: part.result(cell.curve).mean}
-            spent += cell.running()[0].spec.rounds
-        return chosen
+            row[metric] = end.mean if end.whole else math.inf
+        return numbers[methods.index(cell.point["method"])]
 
     k = method.local_steps
     steps = grid.pop("local_steps", [k])
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    for point, n in itertools.product(points, steps):
-        planned(point | {"local_steps": n})
+    for values in itertools.product(*grid.values(), steps):
+        planned(dict(zip([*grid, "local_steps"], values, strict=True)))
     left = [n for n, row in enumerate(rows) if not row["why"]]
     if not left:
         raise SpecError(
             f"no setting has {FEWEST} rounds within the budget; give a larger one, or lower ranks"
         )
     with tempfile.TemporaryDirectory(prefix="fedspan-") as place:
-        number = best_of(left, Path(place))
+        number = best_of(left)
         if vary is None:
-            before = len(rows)
             for n in {max(1, k // 2), 2 * k} - {k}:
                 planned(_point(rows[number]) | {"local_steps": n})
-            near = [n for n in range(before, len(rows)) if not rows[n]["why"]]
-            number = best_of([number, *near], Path(place))
-    best = rows.pop(number)
-    rows.sort(key=lambda row: (-row["share"], row.get(metric, math.inf)))
-    why = f"lowest {metric} at {best['share']:.0%} of the budget: {best[metric]:.4g}"
-    if rows and rows[0]["share"]:
-        why += f"; next {named(rows[0])} with {rows[0][metric]:.4g}"
-    best["why"] = why
-    rows = [row | {metric: row.get(metric, math.inf)} for row in (best, *rows)]
+            number = best_of([number, *(n for n, row in enumerate(rows) if not row["why"])])
+    best, others = rows[number], rows[:number] + rows[number + 1 :]
+    for row in others:
+        row.setdefault(metric, math.inf)
+    others.sort(key=lambda row: (-row["share"], row[metric]))
+    best["why"] = f"lowest {metric} at {best['share']:.0%} of the budget: {best[metric]:.4g}"
+    if others and others[0]["share"]:
+        best["why"] += f"; next {settings(_point(others[0]))} with {others[0][metric]:.4g}"
     time = f", {best['seconds']:.3g} s over the link" if best["seconds"] else ""
     reason = (
-        f"{named(best)}, lr {best['lr']:.3g}: {best['rounds']} rounds within {limits.words()}{time}\n"
-        f"{why} ({len(rows)} settings, {spent} rounds of trials)"
+        f"{settings(_point(best))}, lr {best['lr']:.3g}: {best['rounds']} rounds within {limits.words()}{time}\n"
+        f"{best['why']} ({len(rows)} settings)"
     )
-    return Tuned(settings[number].method, best["rounds"], metric, rows, reason)
+    return Tuned(tries[number].method, best["rounds"], metric, [best, *others], reason)
 
 
-def named(row: Mapping[str, Any]) -> str:
-    """A setting in words, such as: rank 0.1, 8 bits, 10 local steps."""
-    words = {"rank": "rank {}", "bits": "{} bits", "local_steps": "{} local steps"}
-    return ", ".join(words.get(k, k + " {}").format(v) for k, v in _point(row).items())
-
-
-def _point(row: Mapping[str, Any]) -> Table:
+def _point(row: Table) -> Table:
     """The settings of a row, which come before their learning rate."""
-    return {key: row[key] for key in list(row)[: list(row).index("lr")]}
+    return dict(itertools.takewhile(lambda pair: pair[0] != "lr", row.items()))
 
 
 def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
@@ -206,43 +192,40 @@ def _grid(spec: Spec, vary: Mapping[str, Any] | None) -> dict[str, list[Any]]:
     method: Any = spec.method
     fields = {field.name: field.default for field in dataclasses.fields(method)}
     axes = [key for key in ("uplink", "downlink") if key in fields]
-    codes = {key: getattr(getattr(method, key), "compressor", None) for key in axes}
-    own = [key for key in axes if codes[key] != getattr(fields[key], "compressor", None)]
-    known = fields.keys() | ({"bits"} if axes and not own else set())
+    codes = [
+        [getattr(axis, "compressor", None) for axis in (getattr(method, key), fields[key])]
+        for key in axes
+    ]
+    coded = bool(axes) and all(own == usual for own, usual in codes)  # its own codes are kept
+    known = {*fields, *["bits"] * coded}
     if vary is None:
-        unasked = {"rank"}
-        if axes and (_remembers(method.uplink) or (method.controls and method.downlink.logs)):
-            unasked.add("bits")
-        usual = {"rank": RANKS, "bits": BITS}
-        return {key: list(values) for key, values in usual.items() if key in known & unasked}
+        found = {"rank": list(RANKS)} if "rank" in known else {}
+        if coded and (_remembers(method.uplink) or (method.controls and method.downlink.logs)):
+            found["bits"] = list(BITS)
+        return found
     if not isinstance(vary, Mapping):
         raise SpecError(
             f"`vary` must be a table such as {{'rank': [0.05, 0.1]}}, got {shown(vary)}"
         )
-    if own and "bits" in vary:
-        raise SpecError(
-            f"`vary` of 'bits' would replace `{own[0]}` of the method; leave one of them out"
-        )
     for key in vary:
-        one_of("vary", key.partition(".")[0] if isinstance(key, str) else key, sorted(known))
+        one_of("vary", str(key).partition(".")[0], known)
     return {key: values_of("vary", key, values) for key, values in vary.items()}
 
 
-def _method(method: Method, point: Mapping[str, Any]) -> Any:
+def _method(method: Method, point: Table) -> Any:
     """The method with the settings of a point; `bits` stands for a code in both directions, but of x in full."""
-    own = {key: value for key, value in point.items() if key != "bits"}
-    bits = point.get("bits", 32)
+    own = dict(point)
+    bits = own.pop("bits", 32)
     if bits != 32:
-        if isinstance(bits, bool) or not isinstance(bits, int) or not 3 <= bits <= 16:
+        if type(bits) is not int or not 3 <= bits <= 16:
             raise SpecError(f"`bits` must be 32, or a whole number from 3 to 16, got {shown(bits)}")
         bucket = min(2048, max(1, (2 ** (bits - 1) - 1) ** 2 // 2))
-        code = build("compressor", {"name": "qsgd", "bits": bits, "bucket": bucket})
+        code = {"name": "qsgd", "bits": bits, "bucket": bucket}
         for key in ("uplink", "downlink"):
             axis: Any = getattr(method, key)
             if getattr(axis, "logs", True):
-                own[key] = dataclasses.replace(axis, compressor=code) if _remembers(axis) else code
-    plain = {key: describe(value) for key, value in own.items()}
-    return as_method(with_values(describe(method), plain))
+                own[key] = describe(axis) | {"compressor": code} if _remembers(axis) else code
+    return as_method(with_values(describe(method), own))
 
 
 def _remembers(axis: Any) -> bool:
@@ -250,11 +233,9 @@ def _remembers(axis: Any) -> bool:
     return any(field.name == "compressor" for field in dataclasses.fields(axis))
 
 
-def method_table(found: Tuned) -> dict[str, Any]:
+def method_table(found: Tuned) -> Table:
     """The method for a spec: what differs from its defaults, and every setting that was chosen, also as a default."""
-    point = _point(found.rows[0])
-    table = describe(found.method, changed=True)
-    if point.pop("bits", None) is not None:
-        whole = describe(found.method)
-        table |= {key: whole[key] for key in ("uplink", "downlink") if key in whole}
+    point, whole = _point(found.rows[0]), describe(found.method)
+    coded = ("uplink", "downlink") if point.pop("bits", None) is not None else ()
+    table = describe(found.method, changed=True) | {key: whole[key] for key in coded}
     return with_values(table, point)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,55 +23,48 @@ from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, w
 from fedspan.costs import plan
 from fedspan.engine.history import HELD_OUT, main_metric, sign_of
 from fedspan.study.curves import Goal, Table, labels, setting
-from fedspan.study.model import Part, Study, Variant, laid_over, study_of
+from fedspan.study.model import Part, Study, laid_over, study_of
 
 MOST_POINTS = 1000  # values of one key of a grid
 OWN = ("method", "epochs")  # what each spec file has of its own
 
 
 def with_grids(part: Part, tune: Mapping[str, Any], option: str = "tune") -> Part:
-    """The part with its variants tuned over values: `{"lr": […]}` for all, `{"SSF": {"lr": […]}}` for one label."""
+    """The part with its variants tuned over values.
+
+    `{"lr": […]}` is for all, `{"SSF": {"lr": […]}}` for those of one label, name or method, for which it replaces the
+    other. `lr` is short for method.lr.
+    """
     if not isinstance(tune, Mapping) or not all(isinstance(key, str) for key in tune):
         raise SpecError(
             f"`{option}` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}"
         )
-    named = [variant.label for variant in part.variants]
-    shared = {key: value for key, value in tune.items() if not isinstance(value, Mapping)}
-    for label in tune:
-        if label in shared and label in named:
-            raise SpecError(
-                f"`{option}` needs a table for {label!r}, such as {{'lr': [0.1, 0.3]}}, got {shown(tune[label])}"
-            )
-        if label not in shared and label not in named:
-            raise SpecError(
-                f"`{option}` has a grid for {label!r}, which is not compared; one of {', '.join(named)}"
-                f"{did_you_mean(label, named)}"
-            )
-    variants = []
+    owners = {key: own for key, own in tune.items() if isinstance(own, Mapping)}
+    shared = {key: values for key, values in tune.items() if key not in owners}
+    variants, names = [], list[str]()
     for variant in part.variants:
+        method = laid_over(part.base, variant.table).get("method", {}).get("name", "")
+        whose = (variant.label, variant.name, method)
+        chosen = dict(shared)
+        for owner in owners:
+            chosen |= owners[owner] if owner in whose else {}
         grid = dict(variant.grid)
-        for key, values in (shared | dict(tune.get(variant.label, {}))).items():
-            name = _checked_key(part, variant, key, option)
-            grid[name] = values_of(option, key, values)
+        for key, values in chosen.items():
+            key = key.removeprefix("method.")
+            top = key.partition(".")[0]
+            cls = registry.choices("method")[registry.registered_name("method", method, "method")]
+            known = ["epochs", *(one.name for one in registry.settings(cls))]
+            if top not in known:
+                raise SpecError(
+                    f"`{option}`: the method of {variant.label} has no setting {top!r}{did_you_mean(top, known)}; tune "
+                    "settings of methods, each for those that have it"
+                )
+            grid[key if key == "epochs" else f"method.{key}"] = values_of(option, key, values)
         variants.append(dataclasses.replace(variant, grid=grid))
+        names += whose
+    for owner in owners:
+        one_of(f"label in {option}", owner, {*names})
     return dataclasses.replace(part, variants=variants)
-
-
-def _checked_key(part: Part, variant: Variant, key: str, option: str) -> str:
-    """`lr` is short for method.lr; settings of the task are not tuned."""
-    top = key.removeprefix("method.").partition(".")[0]
-    method = laid_over(part.base, variant.table).get("method", {})
-    name = registry.registered_name("method", method.get("name", ""), "method")
-    fields = dataclasses.fields(registry.choices("method")[name])
-    known = ["epochs", *(one.name for one in fields)]
-    if top in {one.name for one in dataclasses.fields(Spec)} - set(known):
-        raise SpecError(
-            f"`{option}` tunes the method, and {key!r} is not a setting of it; change it for all methods"
-        )
-    if top not in known:
-        near = did_you_mean(top, known) or "; give it for the methods that have it alone"
-        raise SpecError(f"`{option}`: {variant.label} has no setting {top!r}{near}")
-    return key if top == "epochs" or key.startswith("method.") else f"method.{key}"
 
 
 def values_of(option: str, key: str, values: Any) -> list[Any]:
@@ -78,18 +72,12 @@ def values_of(option: str, key: str, values: Any) -> list[Any]:
     if isinstance(values, str | int | float):
         return [values]
     values = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(values, bytes | Mapping) or not hasattr(values, "__iter__"):
+    listed = hasattr(values, "__iter__") and not isinstance(values, bytes | Mapping)
+    found = [one.item() if hasattr(one, "item") else one for one in values] if listed else []
+    if not 0 < len(found) <= MOST_POINTS:
         raise SpecError(
-            f"`{option}` needs a list of values for {key!r}, such as [0.03, 0.1, 0.3], got {shown(values)}"
-        )
-    found = [one.item() if hasattr(one, "item") else one for one in values]
-    if len(found) > MOST_POINTS:
-        raise SpecError(
-            f"`{option}` has {len(found):,} values for {key!r}; give at most {MOST_POINTS:,}"
-        )
-    if not found:
-        raise SpecError(
-            f"`{option}` has no values for {key!r}; give a list such as [0.03, 0.1, 0.3]"
+            f"`{option}` needs a list of 1 to {MOST_POINTS:,} values for {key!r}, such as [0.03, 0.1, 0.3], got "
+            f"{shown(values)}"
         )
     return found
 
@@ -108,19 +96,19 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     if not known:
         raise SpecError("nothing is evaluated that methods could be compared by; give a `test` set")
     tested = [one for one in known if not one.startswith(HELD_OUT)]
-    metric = metric or part.metric or main_metric(tested or known, part.metrics)
+    if metric is None:
+        metric = part.metric or main_metric(tested or known, part.metrics)
     one_of(option, metric, known)
     given = goal or (part.goal if metric == part.metric else None)
     sign = sign_of(metric, part.metrics, given, option.replace("metric", "goal"))
     goal = "max" if sign > 0 else "min"
-    # callbacks must not choose models by the same metric in the other direction
-    for one in first.callbacks:
+    for one in first.callbacks:  # must not choose models by the same metric in the other direction
         if isinstance(one, KeepBest | EarlyStopping):
             by = one.metric or main_metric(known, part.metrics)
-            found = "max" if sign_of(by, part.metrics, one.mode) > 0 else "min"
-            if by.removeprefix(HELD_OUT) == metric.removeprefix(HELD_OUT) and found != goal:
+            same = by.removeprefix(HELD_OUT) == metric.removeprefix(HELD_OUT)
+            if same and sign_of(by, part.metrics, one.mode) != sign:
                 raise SpecError(
-                    f"`goal` of {metric!r} is {goal!r}, but {type(one).__name__} goes by {found!r}; give both the same"
+                    f"`goal` of {metric!r} is {goal!r}, but not that of {type(one).__name__}; give both the same"
                 )
     held_out = HELD_OUT + metric.removeprefix(HELD_OUT)
     tune_by = part.tune_by or (held_out if held_out in known else TRAIN_LOSS if trains else metric)
@@ -150,14 +138,14 @@ def asked(
     """The study of one comparison, with its grids and its metric chosen and every spec of it checked.
 
     Args:
-        table: The study as a file has it. What is None is left out.
+        table: The study as a file has it.
         tune: Values to tune over, as in `with_grids`.
         metric: The metric to compare by; by default the table's, or else the main one.
         goal: Whether more of it is better; by default known from its name.
         objects: Settings of the base that no table can hold.
         flag: What stands before the name of an option.
     """
-    study = study_of({key: value for key, value in table.items() if value is not None})
+    study = study_of(table)
     if len(study.parts) > 1:
         raise SpecError(
             f"{study.name!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one"
@@ -189,13 +177,10 @@ def requested(
             raise SpecError(
                 f"{whole[0]!r} is a complete comparison; give it without other specs and --methods"
             )
-        table: Table = {"name": specs[0].stem, "metric": ""} | found[0][1]
-        base = table.get("base", {})
-        if not isinstance(base, dict):
-            raise SpecError(f"`base` must be a table, got {shown(base)}")
-        table["base"] = with_changes(base, tuple(changes))
-        task = table["base"].get("task", {})
-        if isinstance(task, dict) and task.get("name") == "custom" and "module" not in task:
+        table: Table = with_changes(found[0][1], tuple(f"base.{change}" for change in changes))
+        table = {"name": specs[0].stem, "metric": ""} | table
+        values = flat(table)
+        if values.get("base.task.name") == "custom" and "base.task.module" not in values:
             raise SpecError(
                 f"{whole[0]!r} compares on a model and data in Python; continue it there, with "
                 f"fedspan.compare(…, run_dir={str(specs[0].parent)!r}, resume=True)"
@@ -205,24 +190,13 @@ def requested(
             (path, Spec.from_table(with_changes(table, tuple(changes)))) for path, table in found
         ]
         table = _of_specs(pairs, methods, budgeted=bool(budget))
-    given: Table = {key: value for key, value in options.items() if value is not None}
-    given |= {"budget": list(budget)} if budget else {}
-    table |= given
+    table |= {key: value for key, value in options.items() if value is not None}
+    table |= {"budget": list(budget)} if budget else {}
     tune: Table = {}
-    variants: Table = table.get("variants", {})
     for text in grids:
-        owner, key, values = grid_of(text, "--grid")
-        chosen = [
-            one.get("label", name)
-            for name, one in variants.items()
-            if owner in (name, one.get("label"), one.get("method", {}).get("name"))
-        ]
-        if owner and not chosen:
-            raise SpecError(
-                f"--grid {text!r} is for {owner!r}, which is not compared; one of {', '.join(variants)}"
-            )
-        for grid in [tune.setdefault(label, {}) for label in chosen] if owner else [tune]:
-            grid[key] = values
+        owner, key, of_key = grid_of(text, "--grid")
+        grid = tune.setdefault(owner, {}) if owner else tune
+        grid[key] = of_key
     return asked(table, tune, metric, goal, flag="--")
 
 
@@ -249,41 +223,35 @@ def _of_specs(found: Sequence[tuple[str, Spec]], methods: Sequence[str], budgete
         # local work is each file's own
         free = {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budgeted else [])}
         tables = [flat({k: v for k, v in one.table().items() if k not in free}) for _, one in found]
-        for (name, _), table in zip(found[1:], tables[1:], strict=True):
-            for key in dict.fromkeys([*tables[0], *table]):
-                a, b = tables[0].get(key), table.get(key)
-                if a != b:
+        first = tables[0]
+        for (name, _), table in zip(found, tables, strict=True):
+            for key in first | table:
+                if first.get(key) != table.get(key):
                     raise SpecError(
-                        f"specs differ in more than the method: {key} is {a!r} in {found[0][0]!r} "
-                        f"and {b!r} in {name!r}; make them equal or give --set {key}=…"
+                        f"specs differ in more than the method: {key} is {first.get(key)!r} in {found[0][0]!r} "
+                        f"and {table.get(key)!r} in {name!r}; make them equal or give --set {key}=…"
                     )
         own = [{k: v for k, v in spec.table().items() if k in OWN} for _, spec in found]
         base = {key: value for key, value in base.items() if key not in OWN}
         pairs = list(zip(labels(own), own, strict=True))
-    named = dict(pairs)
-    if len(named) < len(pairs):
-        every = [label for label, _ in pairs]
-        twice = next(label for label in every if every.count(label) > 1)
+    label, count = Counter(label for label, _ in pairs).most_common(1)[0]
+    if count > 1:
         raise SpecError(
-            f"two methods have the label {twice!r}; give one of them another with `… as LABEL`"
+            f"two methods have the label {label!r}; give one of them another with `… as LABEL`"
         )
-    return {"name": "comparison", "metric": "", "base": base, "variants": named}
+    return {"name": "comparison", "metric": "", "base": base, "variants": dict(pairs)}
 
 
 def _variant(base: Spec, text: str) -> tuple[str, Table]:
     """(label, table) of a method as --methods has it: `ssf:rank=0.05,drift.rule=paper as SSF small`."""
     rest, _, label = (part.strip() for part in text.partition(" as "))
     name, _, settings = (part.strip() for part in rest.partition(":"))
-    values: Table = {}
-    for part in split(settings):
-        key, sign, value = (piece.strip() for piece in part.partition("="))
-        if not sign or not key or not value or key == "name":
-            raise SpecError(
-                f"a method's settings are written name:key=value,key=value, got {text!r}"
-            )
-        if key in values:
-            raise SpecError(f"{text!r} sets {key!r} twice; set it once")
-        values[key] = toml_value(value)
+    pairs = [[piece.strip() for piece in part.split("=", 1)] for part in split(settings)]
+    if any(len(pair) < 2 or "" in pair or pair[0] == "name" for pair in pairs):
+        raise SpecError(f"a method's settings are written name:key=value,key=value, got {text!r}")
+    values = {key: toml_value(value) for key, value in pairs}
+    if len(values) < len(pairs):
+        raise SpecError(f"{text!r} sets a key twice; set it once")
     table = plan.sibling(base, name)
     label = label or ", ".join([name, *(setting(key, value) for key, value in values.items())])
     return label, {"method": with_values(table, values)}

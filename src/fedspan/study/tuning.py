@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedspan.callbacks._event_log import kind_of
-from fedspan.core.errors import CheckpointError
+from fedspan.core.errors import CheckpointError, SpecError
 from fedspan.core.spec import Spec
 from fedspan.engine import history
 from fedspan.engine.loop import Line
@@ -49,16 +49,21 @@ class Cell:
     def __init__(self, runs: Runs, part: Part, row: Case, variant: Variant) -> None:
         self.runs, self.part, self.row, self.variant = runs, part, row, variant
         self._decided: list[int] | None = None  # rounds of each point, where no stage is left
+        self.awaited: list[Job] | None = []  # the runs of its stage; None: its point is chosen
 
     @cached_property
     def source(self) -> Cell:
         """The cell whose tuning decides the point of this one: itself, or the one that its part names."""
         if not self.part.tuned_in:
             return self
-        name, _, chosen = self.part.tuned_in.partition(".")
-        other, values = self.runs.study.part(name), self.row.values.items()
-        same = next(row for row in other.rows if row.values.items() <= values)
-        return self.runs.cell(other, same, other.variant(chosen)).source
+        values = self.row.values.items()
+        for one in self.runs.cells:
+            named = f"{one.part.name}.{one.variant.name}" == self.part.tuned_in
+            if named and one.row.values.items() <= values:
+                return one.source
+        raise SpecError(
+            f"`tuned_in` {self.part.tuned_in!r} of [parts.{self.part.name}] is no variant of a part in the same case"
+        )
 
     # ---- jobs
 
@@ -77,20 +82,25 @@ class Cell:
         There are none, and all points run to the end, where there are few points or evaluations, where the whole grid
         is shown in a figure, and where the length of a run decides its numbers.
         """
-        shown = not self.variant.grid.keys().isdisjoint(self.part.figure.get("x", ()))
-        whole = len(self.specs) < 3 or shown
-        for _, spec in self.specs:
-            few = spec.rounds < EVALUATIONS * spec.eval_every
-            whole = whole or few or spec.length_decides or isinstance(spec.method.lr, str)
+        shown = self.variant.grid.keys() & set(self.part.figure.get("x", ()))
+        whole = (
+            len(self.specs) < 3
+            or shown
+            or any(
+                spec.rounds < EVALUATIONS * spec.eval_every
+                or spec.length_decides
+                or isinstance(spec.method.lr, str)
+                for _, spec in self.specs
+            )
+        )
         return {} if whole else STAGES
 
     def trial(self, n: int, rounds: int) -> list[Job]:
         """The runs of the n-th point; a longer run may continue them."""
         point, spec = self.specs[n]
-        spec = dataclasses.replace(spec, rounds=rounds)
         what = f"tuning {self.variant.label}, {settings(point)}"
-        jobs = jobs_of(spec, self.runs.place, self.part.tuning_seeds, what)
-        return [dataclasses.replace(job, keep=True) for job in jobs]
+        spec = dataclasses.replace(spec, rounds=rounds)
+        return jobs_of(spec, self.runs.place, self.part.tuning_seeds, what, keep=True)
 
     def trying(self) -> list[list[Job]]:
         """The runs that try each point, at the lengths that are known by now."""
@@ -100,17 +110,18 @@ class Cell:
         """The rounds of each point: of its stage, or in the end all or those at which it was dropped."""
         if self._decided is not None:
             return self._decided
-        specs = [spec for _, spec in self.specs]
-        pending = list[int]()
+        pending = False
 
         def values(n: int, rounds: int) -> Floats | None:
+            nonlocal pending
             jobs = self.trial(n, rounds)
-            if not all(job.ended() for job in jobs):
-                pending.append(n)
-                return None
-            return -self.part.tune_sign * self._read(jobs).curve(self.part.tune_metric).values
+            if all(job.ended() for job in jobs):
+                return -self.part.tune_sign * self._read(jobs).curve(self.part.tune_metric).values
+            pending = True
+            return None
 
-        lengths, every = [spec.rounds for spec in specs], [spec.eval_every for spec in specs]
+        lengths = [spec.rounds for _, spec in self.specs]
+        every = [spec.eval_every for _, spec in self.specs]
         found = halve(lengths, every, values, self.part.last, self.stages)
         self._decided = None if pending else found
         return found
@@ -132,10 +143,9 @@ class Cell:
                 header, known = ({}, []) if failed else history.read(file)
                 rows.append([row for row in known if row["round"] <= job.spec.rounds])
                 costs = costs or recorded(job.run_dir, header)
-        seeds = [seed for job in jobs for seed in range(job.spec.seed, job.spec.seed + job.seeds)]
-        label, color, spec = self.variant.label, self.variant.color, jobs[0].spec.table()
-        found = Series.of(label, color, spec, seeds, rows)
-        return dataclasses.replace(found, costs=costs)
+        seeds = [job.spec.seed + n for job in jobs for n in range(job.seeds)]
+        spec = jobs[0].spec.table()
+        return Series.of(self.variant.label, self.variant.color, spec, seeds, rows, costs)
 
     # ---- points
 
@@ -146,8 +156,8 @@ class Cell:
         for (point, whole), jobs in zip(self.specs, self.trying(), strict=True):
             series, rounds = self._read(jobs), jobs[0].spec.rounds
             deciding, curve = series.curve(self.part.tune_metric), series.curve(self.part.metric)
-            end, dropped = self.part.result(deciding), rounds < whole.rounds
-            found.append(Tried(point, rounds, end, deciding, curve, dropped))
+            end = self.part.result(deciding)
+            found.append(Tried(point, rounds, end, deciding, curve, rounds < whole.rounds))
         return found
 
     @property
@@ -185,8 +195,11 @@ class Cell:
 
     def equal_cost(self, axis: Axis) -> float:
         """The most that every variant with a result has spent in this case, at which all can be compared."""
-        beside = [cell for cell in self.runs.cells if cell.part is self.part]
-        curves = [cell.curve for cell in beside if cell.row is self.row]
+        curves = [
+            cell.curve
+            for cell in self.runs.cells
+            if cell.part is self.part and cell.row is self.row
+        ]
         whole = [curve for curve in curves if curve.alive()]
         return min(float(curve.most(axis)[-1]) for curve in whole or curves)
 
@@ -197,14 +210,12 @@ class Cell:
 
     def tuned_at(self, axis: Axis, cost: float) -> Tail:
         """The same at the point of the grid that is best there in tuning; on all seeds if that is the chosen one."""
-        best, most = None, -math.inf
+        ranks = []
         for one in self.tried:
             assert one.deciding is not None
-            if one.dropped and float(one.deciding.most(axis)[-1]) < cost:
-                continue
-            here = self.rank(self.at(axis, cost, one.deciding))
-            if best is None or here > most:
-                best, most = one, here
+            if not one.dropped or float(one.deciding.most(axis)[-1]) >= cost:
+                ranks.append((self.rank(self.at(axis, cost, one.deciding)), one))
+        best = max(ranks, key=lambda pair: pair[0])[1] if ranks else None
         own = best is None or best.point == self.point
         return self.at(axis, cost, None if own or best is None else best.curve)
 
@@ -215,8 +226,8 @@ class Cell:
             return None
         curve = self.curve
         there = np.flatnonzero(self.part.sign * (curve.values.mean(0) - self.row.target) > 0)
-        axes: tuple[Axis, ...] = ("round", "up", "total")
-        return [float(curve.spent[axis][there[0]]) for axis in axes] if len(there) else None
+        spent = [curve.spent[axis] for axis in ("round", "up", "total")]
+        return [float(one[there[0]]) for one in spent] if len(there) else None
 
     @property
     def failures(self) -> list[str]:
@@ -224,7 +235,7 @@ class Cell:
         points = [*(point for point, _ in self.specs), self.point]
         found = []
         for point, jobs in zip(points, [*self.trying(), self.running()], strict=True):
-            name = ", ".join([self.variant.label, *([settings(point)] if point else [])])
+            name = ", ".join(filter(None, (self.variant.label, settings(point))))
             found += [f"{name}: {why}" for job in jobs if (why := job.failure())]
         return list(dict.fromkeys(found))
 
@@ -250,25 +261,16 @@ class Runs:
     def __init__(self, study: Study, place: Path) -> None:
         self.study, self.place = study, place
         self.cells = [Cell(self, part, *pair) for part in study.parts for pair in part.cells()]
-        self._awaited: list[tuple[Cell, list[Job]]] = [(cell, []) for cell in self.cells]
-
-    def cell(self, part: Part, row: Case, variant: Variant) -> Cell:
-        """The cell of a variant in a case of a part."""
-        wanted = part.name, variant.name
-        same = (cell for cell in self.cells if cell.row is row)
-        return next(cell for cell in same if (cell.part.name, cell.variant.name) == wanted)
 
     def ready(self) -> list[Job]:
         """The runs that can begin now: those of the next stage of a tuning, or at the point that it chose."""
-        waiting = [(cell, [job for job in jobs if not job.ended()]) for cell, jobs in self._awaited]
-        self._awaited, found = [], list[Job]()
-        for cell, jobs in waiting:
-            if not jobs:
-                trials = cell.source.trying()
-                jobs = [job for of_point in trials for job in of_point if not job.ended()]
-                found += jobs or cell.running()
-            if jobs:
-                self._awaited.append((cell, jobs))
+        found = list[Job]()
+        for cell in self.cells:
+            if cell.awaited is None or not all(job.ended() for job in cell.awaited):
+                continue
+            trials = [job for jobs in cell.source.trying() for job in jobs]
+            cell.awaited = [job for job in trials if not job.ended()] or None
+            found += cell.awaited or cell.running()
         return found
 
     def tuning(self) -> list[Job]:
@@ -307,5 +309,6 @@ def edges(variant: Variant, point: Point) -> Point:
 def by_seed(part: Part, curve: Series) -> list[float]:
     """The result of every seed, as in `Part.result`; nan for one that diverged or failed."""
     curve = part.inside(curve)
-    ends, alive = curve.values[:, -part.last(len(curve.rounds)) :].mean(1), curve.alive()
-    return [float(end) if n in alive else math.nan for n, end in enumerate(ends)]
+    ends = np.full(len(curve.seeds), math.nan)
+    ends[curve.alive()] = curve.ends(part.last(len(curve.rounds)))
+    return ends.tolist()

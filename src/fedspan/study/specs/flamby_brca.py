@@ -27,6 +27,7 @@ class FlambyBrca(ModuleTask):
         train, test = tcga_brca()
         assert train.owner is not None  # the patients' regions
         x, y = torch.from_numpy(train.x).to(dtype), torch.from_numpy(train.y).to(dtype)
+        assert train.owner is not None
         regions = natural(train.owner)
         batches = flamby_batches([len(rows) for rows in regions.values()], seed)
         pairs = zip(regions.items(), batches, strict=True)

@@ -16,8 +16,6 @@ import torch
 
 from fedspan import Bundle, Layout, Objective, Round, Vector, register
 from fedspan.core import seeds
-from fedspan.core.axes import Drift
-from fedspan.drifts.controls import Controls
 from fedspan.methods.base import LocalSteps
 from fedspan.methods.box import Box
 
@@ -70,17 +68,9 @@ class ProxSkip(LocalSteps):
 @register
 @dataclass(frozen=True, kw_only=True)
 class FallingSteps(Box):
-    """FedAvg whose step size is 1/(1/η + K γ t) in round t."""
+    """FedAvg, or SCAFFOLD with `drift = "controls"`, whose step size is 1/(1/η + K γ t) in round t."""
 
     fall: float = 0.0  # γ
 
     def rate(self, rnd: Round) -> float:
         return 1 / (1 / super().rate(rnd) + self.local_steps * self.fall * rnd.t)
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class FallingScaffold(FallingSteps):
-    """SCAFFOLD with such a step size."""
-
-    drift: Drift = Controls()  # what keeps local steps from drifting
