@@ -22,26 +22,9 @@ NOTE = (
 
 def command(
     spec: SpecFile,
-    budget: Annotated[
-        list[str],
-        typer.Option(
-            "--budget", help="What may be spent: total=50MB, up=10MB, rounds=200 or seconds=3600."
-        ),
-    ],
-    link: Annotated[
-        str | None,
-        typer.Option(
-            "--link", help="A client's connection: up=1MB,down=4MB,latency=0.1,step=0.02."
-        ),
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vary",
-            metavar="KEY=VALUES",
-            help="Values to choose from, as in rank=0.05,0.1 or bits=32,8 or local_steps=5,10.",
-        ),
-    ] = None,
+    budget: Annotated[list[str], typer.Option()],
+    link: str | None = None,
+    vary: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUES")] = None,
     changes: Changes = None,
     plugin: Plugin = None,
     threads: Threads = 1,
@@ -50,6 +33,11 @@ def command(
 
     The budget is of bytes and, with a link, of time. The table has all settings that were tried, the chosen one first.
     Below it is the method for the spec.
+
+    Args:
+        budget: What may be spent: total=50MB, up=10MB, rounds=200 or seconds=3600.
+        link: A client's connection: up=1MB,down=4MB,latency=0.1,step=0.02.
+        vary: Values to choose from, as in rank=0.05,0.1 or bits=32,8 or local_steps=5,10.
     """
     load_plugins(plugin)
     import tomli_w
