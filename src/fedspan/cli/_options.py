@@ -84,8 +84,14 @@ def entries(docstring: str) -> dict[str, str]:
     return found
 
 
-def load_spec(path: Path, changes: Sequence[str] | None, threads: int | None = None) -> Spec:
-    """Return the spec of a file with changes, after torch is given its threads."""
+def load_spec(
+    path: Path,
+    changes: Sequence[str] | None,
+    threads: int | None = None,
+    plugins: Sequence[Path] | None = None,
+) -> Spec:
+    """Return the spec of a file with changes, after plugins are imported and torch is given its threads."""
+    load_plugins(plugins)
     from fedspan.core.errors import at_most
     from fedspan.core.spec import Spec
 

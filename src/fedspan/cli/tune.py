@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, load_plugins, load_spec
+from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, load_spec
 
 HEADS = {
     "local_steps": "steps",
@@ -39,7 +39,6 @@ def command(
         link: A client's connection: up=1MB,down=4MB,latency=0.1,step=0.02.
         vary: Values to choose from, as in rank=0.05,0.1 or bits=32,8 or local_steps=5,10.
     """
-    load_plugins(plugin)
     import tomli_w
 
     from fedspan.cli._tables import console, say, table
@@ -47,7 +46,7 @@ def command(
     from fedspan.study.proposal import method_table
     from fedspan.study.request import grid_of
 
-    given = load_spec(spec, changes, threads)
+    given = load_spec(spec, changes, threads, plugin)
     varied = dict(grid_of(text, "--vary")[1:] for text in vary or ())
     found = tune(given.method, given, budget=budget, link=link, vary=varied or None)
     heads = [key for key in found.rows[0] if key != "why"]
