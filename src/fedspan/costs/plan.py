@@ -24,7 +24,6 @@ from fedspan.core.spec import Spec
 from fedspan.costs.memory import Memory, client_peak, dry_problem, memory
 from fedspan.costs.traffic import Cost, FlatProblem, cost
 from fedspan.engine.clock import Clock
-from fedspan.methods.box import projected_values
 from fedspan.nn.problem import TorchProblem
 from fedspan.projectors.identity import Identity
 from fedspan.tasks.outline import Outline
@@ -125,7 +124,7 @@ def plan(
             method=name,
             rank=None if isinstance(space, Identity) else getattr(space, "rank", None),
             trained=method.footprint(layout).trained,
-            cost=_price(method, spec),
+            cost=price(spec, method),
             memory=_rehearsed(memory, method, known.dry),
             client_peak=peak,
         )
@@ -189,14 +188,9 @@ def _built(spec: Spec) -> Problem:
         return spec.task.server_problem((spec.seed,), alike)
 
 
-def price(spec: Spec) -> Cost:
-    """Return the bytes of the spec's run."""
-    return _price(spec.method, spec)
-
-
-def _price(method: Method, spec: Spec) -> Cost:
-    """Return the bytes of a spec's run with a method, which may be one that the spec itself would refuse."""
-    problem, known_start = shapes(spec).problem, spec.participation.known_start
+def price(spec: Spec, method: Method | None = None) -> Cost:
+    """Return the bytes of a spec's run, or of one with a method that the spec itself may refuse."""
+    problem, method = shapes(spec).problem, method or spec.method
     per_round = spec.clients_per_round or problem.clients
     clock = None
     if spec.federation is not None:
@@ -204,6 +198,7 @@ def _price(method: Method, spec: Spec) -> Cost:
         if spec.epochs is not None:
             steps = max(1, round(spec.epochs * problem.steps_per_epoch))
         clock = Clock(spec.federation, problem.clients, spec.seed, steps, problem.names)
+    known_start = spec.participation.known_start
     own = (method, problem, per_round, spec.rounds, spec.seed)
     return cost(*own, known_start=known_start, clock=clock)
 
@@ -221,14 +216,6 @@ def client_memory(given: Spec | dict[str, Any]) -> int | None:
         found: Memory | None = _rehearsed(memory, method, known.dry)
         known.peaks[key] = None if found is None else found.peak
     return known.peaks[key]
-
-
-def projected(spec: Spec) -> tuple[int, int, int] | None:
-    """Parameters that a method projects, values that a client sends, and parameters that are trained.
-
-    None for a method without a subspace.
-    """
-    return projected_values(spec.method, shapes(spec).problem.layout)
 
 
 def keeps_objective(spec: Spec) -> bool:

@@ -35,8 +35,6 @@ WALKED = 40  # rounds that are walked through, at least
 DRAWN = 2000  # rounds whose cohorts are drawn to know their downloads
 STEADY = 8  # rounds after which a run with all clients is taken to repeat its last two
 
-Method = Method
-
 
 class FlatProblem(Problem):
     """A model of the right size over clients that have nothing to learn; the vectors of a large one have no values."""
@@ -160,7 +158,7 @@ def cost(
             before, last_round = loop.ledger.down.copy(), loop.last_round[0].copy()
             loop.step()
             totals.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
-            server.append(_bytes(loop.server))
+            server.append(bytes_of(loop.server))
             sent = (loop.ledger.down - before)[0]
             for client in np.flatnonzero(sent):
                 lag = 0 if last_round[client] < 0 else int(loop.t - 1 - last_round[client])
@@ -184,7 +182,7 @@ def cost(
     growth = [later - before for before, later in zip(recent, recent[2:], strict=False)]
     log = min(max(0, min(growth, default=0) // 2) * (rounds - loop.t), flat.x0.nbytes)
     held = (server[-1] if loop.t == rounds else max(recent)) + log
-    state = _bytes(clients.state)
+    state = bytes_of(clients.state)
     sending = max(flat.x0.nbytes, int(up))  # x in full, as Flower holds it, then a round's replies
     return Cost(
         up_round=up / clients_per_round,
@@ -210,7 +208,7 @@ def _server_step(loop: Loop) -> int:
         live.count([*wire.pack(loop.server).values(), *wire.pack(up).values()])
         start = live.now
         loop.method.server_step(loop.server, up, rnd)
-    return int(live.peak - start + _bytes(up))
+    return int(live.peak - start + bytes_of(up))
 
 
 def _later(
@@ -252,6 +250,6 @@ def _steady(totals: list[tuple[int, int]]) -> bool:
     return len(spent) == STEADY and np.array_equal(spent[2:], spent[:-2])
 
 
-def _bytes(state: Any) -> int:
+def bytes_of(state: Any) -> int:
     """Return the bytes of a state or message."""
     return sum(array.nbytes for array in wire.pack(state).values())

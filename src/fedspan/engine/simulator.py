@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedspan.core import wire
@@ -289,9 +290,11 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         if how == "loop" or self._pool is None:
             return one_by_one(self.states.take(rnd.rows, rnd.ids.shape), down, buffers, rnd)
         parts = np.array_split(np.arange(cohort), len(self._pool))
-        shares = [rnd.subset(part) for part in parts if len(part)]
-        states = [self.states.take(share.rows, share.ids.shape) for share in shares]
-        tasks = [(own, down, buffers, one) for own, one in zip(states, shares, strict=True)]
+        tasks = []
+        for part in filter(len, parts):
+            one = rnd.subset(part)
+            own = self.states.take(one.rows, one.ids.shape)
+            tasks.append((own, _own_part(down, part), buffers, one))
         return _joined(self._pool.map(tasks))
 
     def close(self) -> None:
@@ -322,8 +325,19 @@ def _one_by_one(
     for place in range(rnd.ids.shape[1]):
         own = {name: part[:, place : place + 1] for name, part in vars(state).items()}
         one = rnd.subset(np.array([place]))
-        parts.append(local_work(method, problem, type(state)(**own), down, buffers, one))
+        mine = _own_part(down, np.array([place]))
+        parts.append(local_work(method, problem, type(state)(**own), mine, buffers, one))
     return _joined(parts)
+
+
+def _own_part(down: Any, places: npt.NDArray[np.int64]) -> Any:
+    """A download with the rows of some clients, in parts that have one for each client."""
+    cut = {
+        name: part[:, places]
+        for name, part in vars(down).items()
+        if isinstance(part, torch.Tensor) and part.shape[1] > 1
+    }
+    return down.replace(**cut)
 
 
 def _joined(parts: list[Answer]) -> Answer:
