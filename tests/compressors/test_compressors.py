@@ -286,10 +286,6 @@ def test_k_is_a_number_or_a_share() -> None:
             "`compressor.inner` must keep some of the numbers",
         ),
         (
-            {"name": "compose", "outer": QSGD, "inner": {"name": "randk", "k": 2, "common": True}},
-            "common",
-        ),
-        (
             {"name": "compose", "outer": QSGD, "inner": 3},
             "`compressor.inner` must be a compressor, its name or",
         ),
@@ -309,15 +305,10 @@ def test_is_a_value_that_a_spec_can_hold(name: str, fields: dict[str, Any]) -> N
     assert len(registry.summary(type(compressor))) > 20
 
 
-def test_coordinates_of_all_clients_or_of_each() -> None:
+def test_each_client_keeps_coordinates_of_its_own() -> None:
     rnd = start(build("fedavg"), small(seeds=(5, 6)))._round()
-    own, common = (
-        make("randk", {"k": 0.5}).keys(rnd),
-        make("randk", {"k": 0.5, "common": True}).keys(rnd),
-    )
+    own = make("randk", {"k": 0.5}).keys(rnd)
     assert len(set(own.ravel().tolist())) == own.size == 6
-    assert len(set(common.ravel().tolist())) == 2
-    assert common.shape == own.shape
     alone = rnd.subset(np.array([1]))
     assert make("randk", {"k": 0.5}).keys(alone).tolist() == own[:, 1:2].tolist()
 

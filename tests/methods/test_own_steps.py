@@ -111,7 +111,11 @@ def test_c_stays_the_mean_of_the_controls(weights: Any) -> None:
     for _ in range(1000):
         problem.steps = rng.integers(1, 9, 7)
         advance(loop, 1)
-    w = torch.full((7,), 1 / 7, dtype=torch.float64) if weights is None else torch.from_numpy(weights)
+    w = (
+        torch.full((7,), 1 / 7, dtype=torch.float64)
+        if weights is None
+        else torch.from_numpy(weights)
+    )
     c = (w.view(1, 7, 1) * simulator.clients().c).sum(1, keepdim=True)
     assert loop.server.c.norm() > 0.01
     assert (loop.server.c - c).norm() <= 1e-12 * loop.server.c.norm()
