@@ -273,7 +273,7 @@ def test_k_is_a_number_or_a_share() -> None:
         ({"name": "sign", "sizes": 3}, "sizes"),
         ({"name": "topk", "chunk": 0}, "chunk"),
         ({"name": "natural", "bits": 1}, "bits"),
-        ({"name": "natural", "bits": 9}, "from 2 to 8"),
+        ({"name": "natural", "bits": 9}, "at most 8"),
         ({"name": "cast", "to": "int8"}, "bfloat16, float16"),
         ({"name": "compose", "outer": QSGD}, "`compressor.inner` is missing"),
         ({"name": "tokp", "k": 1}, "did you mean 'topk'"),

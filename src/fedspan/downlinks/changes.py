@@ -7,9 +7,7 @@ round since; both ends draw the P of any round from the shared seed.
 from dataclasses import dataclass
 from typing import Any
 
-from fedspan import Bundle, Downlink, Log, ModelSync, Round, Vector, register
-from fedspan.core.axes import Parts
-from fedspan.core.projector import LinearMap
+from fedspan import Bundle, Downlink, LinearMap, Log, ModelSync, Parts, Round, Vector, register
 from fedspan.core.sync import bytes_of
 
 LARGE_LOG = 1 << 24  # bytes of a log from which entries are dropped that no client lacks

@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from fedspan import Bundle, Compressor, Round, Vector, register
+from fedspan import Bundle, Compressor, LinearMap, Parts, Round, Vector, register
 from fedspan.compressors.qsgd import QSGD
 from fedspan.compressors.topk import TopK
-from fedspan.core.axes import Parts
-from fedspan.core.projector import LinearMap
 from fedspan.core.refusals import needs_contractive, needs_unbiased
 from fedspan.core.tables import accept_choices
 from fedspan.downlinks.changes import Changes

@@ -16,11 +16,9 @@ from typing import Any
 
 import torch
 
-from fedspan import Bundle, Drift, Round, Vector, register
-from fedspan.core.axes import Parts
+from fedspan import Bundle, Drift, LinearMap, Parts, Round, Vector, register
 from fedspan.core.errors import positive
 from fedspan.core.objective import Plus
-from fedspan.core.projector import LinearMap
 
 
 @register
@@ -28,7 +26,9 @@ from fedspan.core.projector import LinearMap
 class Dynamic(Drift):
     """A quadratic and a linear term, so that local minima agree with that of the mean loss."""
 
-    alpha: float = 0.1  # α: strength of the pull back; of the order of the smoothness of the loss or less
+    alpha: float = (
+        0.1  # α: strength of the pull back; of the order of the smoothness of the loss or less
+    )
 
     follows_states = True
     controls = ("h",)

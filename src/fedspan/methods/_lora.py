@@ -6,13 +6,13 @@
      4  u ← u + η_g mean_S (u_i − u)
 
 A block W (its projected axis last: a convolution is (out · kh · kw) × in) becomes W + B A, where A is r × in. A starts
-with orthonormal rows that server and clients draw from the shared seed, B with zeros. u is all that is trained,
-flat and block by block, as a change from that start. Blocks without an adapter (biases, norms, heads) are trained in
+with orthonormal rows that server and clients draw from the shared seed, B with zeros. u is all that is trained, flat
+and block by block, as a change from that start. Blocks without an adapter (biases, norms, heads) are trained in
 full, unless they are frozen by `frozen_modules` of the projection.
 
 Differences from LoRA (Hu et al. 2021, arXiv:2106.09685): its A has Kaiming-uniform entries, with nearly orthogonal
-rows of norm 1/√3, and W becomes W + (α/r) B A. Here the rows are orthonormal and the scale is 1. There A acts on a whole
-patch of a convolution, here on its channels.
+rows of norm 1/√3, and W becomes W + (α/r) B A. Here the rows are orthonormal and the scale is 1. There A acts on a
+whole patch of a convolution, here on its channels.
 """
 
 from abc import abstractmethod

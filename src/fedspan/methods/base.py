@@ -64,6 +64,14 @@ class LocalSteps(Method):
         object.__setattr__(self, "milestones", shares)
         positive("gamma", self.gamma)
 
+    def needs_plain_steps(self, why: str) -> None:
+        """Raise SpecError unless the local steps are those of SGD without momentum."""
+        if not self.local.plain or self.local.scaled:
+            raise SpecError(
+                f"`local` {name_of(self.local)!r} with these settings is not for {name_of(self)}, whose {why}; use sgd "
+                "without momentum"
+            )
+
     @property
     def spans_run(self) -> bool:  # type: ignore[override]
         """Whether `lr` follows a schedule; a warm-up alone does not depend on the length of the run."""

@@ -8,8 +8,8 @@
      6  h_i ← h_i + (η/η_l) q_i ∘ (x − y_i)              x of line 5;  Σ_i h_i = 0
         η = p |S|(s − 1)/(s(|S| − 1))
 
-q_i is the client's column of a template: row j has ones in the columns s j, …, s j + s − 1, modulo |S|. Columns are dealt
-to the clients anew in each round. All y_i agree in the end and h_i = ∇f_i(x) at the optimum, with any s ≥ 2.
+q_i is the client's column of a template: row j has ones in the columns s j, …, s j + s − 1, modulo |S|. Columns are
+dealt to the clients anew in each round. All y_i agree in the end and h_i = ∇f_i(x) at the optimum, with any s ≥ 2.
 
 Differences from the paper: a client is sent the x of line 5 when it next takes part, together with the one of that
 round: d values if it took part in the round before, 2d otherwise (there it is sent x where q_i = 1 at the end of its
@@ -26,10 +26,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedspan import Bundle, Layout, Log, ModelSync, Objective, Round, SpecError, Vector, register
+from fedspan import Bundle, Layout, Log, ModelSync, Objective, Round, Vector, register
 from fedspan.core import seeds
 from fedspan.core.errors import at_least, one_of
-from fedspan.core.registry import name_of
 from fedspan.methods.base import LocalSteps
 
 
@@ -48,11 +47,7 @@ class Tamuna(LocalSteps):
         one_of("steps", self.steps, ("random", "fixed"))
         if self.owners is not None:
             at_least("owners", self.owners, 2)
-        if not self.local.plain or self.local.scaled:
-            raise SpecError(
-                f"`local` {name_of(self.local)!r} with these settings is not for {name_of(self)}, whose corrections "
-                "are end points of plain steps; use sgd without momentum"
-            )
+        self.needs_plain_steps("corrections are end points of plain steps")
 
     def init_server(self, x0: Vector, layout: Layout) -> Bundle:
         return Bundle(x=x0, log=Log())

@@ -14,9 +14,8 @@ from typing import Literal
 
 import torch
 
-from fedspan import Optimizer, Vector, register
+from fedspan import LinearMap, Optimizer, Vector, register
 from fedspan.core.errors import below_one, not_negative, one_of, positive
-from fedspan.core.projector import LinearMap
 
 
 @register
