@@ -1,7 +1,5 @@
 """The settings of a dataclass in words: name, type, default, and the comment or docstring entry of the field."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The console of the command line, and what is printed to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console

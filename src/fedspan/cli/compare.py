@@ -1,7 +1,5 @@
 """`fedspan compare`: methods side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

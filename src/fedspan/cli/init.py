@@ -1,7 +1,5 @@
 """`fedspan init`: a small project that runs at once, to be filled with data of your own."""
 
-from __future__ import annotations
-
 import keyword
 import re
 import sys

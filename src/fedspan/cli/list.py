@@ -1,7 +1,5 @@
 """`fedspan list`: what a spec can name."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`fedspan partition`: which client holds what."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fedspan.cli._options import Changes, Plugin, SpecFile, load_spec

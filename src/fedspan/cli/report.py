@@ -1,7 +1,5 @@
 """`fedspan report`: runs on one page."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import suppress
 from pathlib import Path

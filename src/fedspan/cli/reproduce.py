@@ -1,7 +1,5 @@
 """`fedspan reproduce`: a study of the paper, or of this library."""
 
-from __future__ import annotations
-
 from fedspan.cli._options import CountOrNone, Jobs, Out
 
 

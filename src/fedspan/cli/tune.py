@@ -1,7 +1,5 @@
 """`fedspan tune`: settings of a spec's method for a budget."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

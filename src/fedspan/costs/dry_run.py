@@ -5,8 +5,6 @@ of any size. What is counted is what torch itself allocates: weights, gradients,
 between. Buffers inside a kernel are not seen; on a CPU they are a few megabytes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator

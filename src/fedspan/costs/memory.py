@@ -10,8 +10,6 @@ from a message in memory and a state on disk, which is mapped: the system may dr
 are not counted. What Python, torch and Flower take themselves is not counted either.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

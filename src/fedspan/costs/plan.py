@@ -3,8 +3,6 @@
 A task's data is read once, for all specs that differ in method, steps and length alone, and let go again: `shapes`.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import dataclasses

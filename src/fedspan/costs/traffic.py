@@ -5,8 +5,6 @@ real messages, for a model of any size. The first rounds are walked through. Lat
 each client took part last, which the seed tells; beyond that a round costs what the last ones cost on average.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Tasks whose examples are divided among clients by a partition: data sets by name, or your own files."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ A Hugging Face model is trained by its own loss, on tokenized text. Across machi
 alone, the server `model`, `test` and `validation`.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import random
