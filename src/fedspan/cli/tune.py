@@ -39,7 +39,7 @@ def command(
     """
     import tomli_w
 
-    from fedspan.cli._tables import console, say, table
+    from fedspan.cli._tables import say, show
     from fedspan.study.compare import tune
     from fedspan.study.proposal import method_table
     from fedspan.study.request import grid_of
@@ -49,7 +49,7 @@ def command(
     found = tune(given.method, given, budget=budget, link=link, vary=varied or None)
     heads = [key for key in found.rows[0] if key != "why"]
     texts = [[_text(row[key]) for key in heads] for row in found.rows]
-    console.print(table([HEADS.get(key, key.replace("_", " ")) for key in heads], texts, left=0))
+    show([HEADS.get(key, key.replace("_", " ")) for key in heads], texts, left=0)
     say(f"{NOTE}\n\n{found.summary()}\n")
     if given.epochs is not None:
         typer.echo("# delete `epochs` from the spec: it would replace local_steps")

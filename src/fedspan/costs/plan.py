@@ -164,14 +164,13 @@ def shapes(spec: Spec) -> Shapes:
     while len(_shapes) >= KEPT_SHAPES:
         _shapes.pop(next(iter(_shapes)))
     problem = spec.task.shapes(spec) if isinstance(spec.task, Outline) else _built(spec)
-    layout, parameters, dry = problem.layout, problem.layout.size, None
+    parameters, dry = problem.layout.size, None
     if isinstance(problem, TorchProblem):
         parameters = sum(p.numel() for p in problem.model.parameters())
         # A module may hold what cannot be copied, such as an open file or a tensor that was computed.
         with contextlib.suppress(RuntimeError, TypeError):
             dry = dry_problem(problem) if problem.local_data else None
-    buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
-    flat = FlatProblem(layout, problem.clients, buffers)
+    flat = FlatProblem.of(problem)
     flat.names, flat.steps_per_epoch = problem.names, problem.steps_per_epoch
     _shapes[key] = Shapes(flat, parameters, dry, problem.weights is not None)
     return _shapes[key]

@@ -45,6 +45,12 @@ class FlatProblem(Problem):
         self.x0 = torch.zeros(1, 1, layout.size, dtype=layout.dtype, device=device)
         self.buffers0 = self.x0.new_zeros(1, 1, buffers) if buffers else None
 
+    @staticmethod
+    def of(problem: Problem) -> "FlatProblem":
+        """Return one like a problem, with a layout of its own, so that no cache gives its P to others."""
+        buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
+        return FlatProblem(dataclasses.replace(problem.layout), problem.clients, buffers)
+
     def cohort(self, rnd: Round) -> Objective:
         return Flat(rnd.ids.shape[1])
 
@@ -134,9 +140,7 @@ def cost(
 ) -> Cost:
     """Return the bytes of a run of a method on a problem's model and clients, and its hours by a clock."""
     method.check(problem.layout)
-    buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
-    layout = dataclasses.replace(problem.layout)  # its own: no cache gives these P to anybody else
-    flat = FlatProblem(layout, problem.clients, buffers)
+    flat = FlatProblem.of(problem)
     changes: dict[str, Any] = {"lr": 1.0, "local_steps": 1}  # messages do not depend on them
     space = getattr(method, "space", None)
     if flat.x0.is_meta and space is not None and not isinstance(space, Identity):

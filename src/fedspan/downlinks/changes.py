@@ -33,7 +33,12 @@ class Changes(Downlink):
         return move, self.push(server.log, move, rnd)
 
     def rest(self, server: Bundle, P: LinearMap, rnd: Round) -> Parts:
-        return self.push(server.log, server.x.new_zeros(*server.x.shape[:-1], P.rank), rnd)
+        nothing = server.x.new_zeros(*server.x.shape[:-1], P.rank)
+        return self.push(server.log, self.entry(nothing, rnd), rnd)
+
+    def entry(self, move: Vector, rnd: Round) -> Any:
+        """Return a move as it is logged and sent."""
+        return move
 
     def push(self, log: Log, entry: Any, rnd: Round) -> Parts:
         """Return the log with this round's move, and as many before it as are cheaper than x."""
