@@ -114,19 +114,16 @@ class Tamuna(LocalSteps):
     def _places(self, part: torch.Tensor, d: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the numbers of the values that each client sends, (runs, clients, n), and which of them exist."""
         column, cohort = part.long().split(1, -1)
-        s = self._owners(cohort)
+        s = cohort.clamp(1, self.owners)
         n = int(-(-s * d // cohort.clamp(min=1)).max())
         places = (column + cohort * torch.arange(n)) // s
         return places.clamp(max=d - 1), (places < d) & (cohort > 0)
-
-    def _owners(self, cohort: torch.Tensor) -> torch.Tensor:
-        return cohort.clamp(1, self.owners)
 
     def _spread(self, v: Vector, part: torch.Tensor, like: Vector, rnd: Round) -> Vector:
         """Return (η/η_l) q_i ∘ v_i as d values, from those that are sent."""
         places, there = self._places(part, like.shape[-1])
         cohort = part[..., 1:].to(v.dtype)
-        s = self._owners(cohort)
+        s = cohort.clamp(1, self.owners)
         share = torch.where(cohort > s, cohort * (s - 1) / (s * (cohort - 1)), 1.0)
         scaled = share / (self.local_steps * self.rate(rnd)) * torch.where(there, v, 0.0)
         return torch.zeros_like(like).scatter_add_(-1, places, scaled)
