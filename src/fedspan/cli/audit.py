@@ -104,10 +104,10 @@ def _show(trail: Trail, run_dir: Path, number: int | None, every: bool) -> None:
     nodes = Roster.at(path).nodes if path.exists() else {}
     kinds = [COUNTED, *sorted({kind for one in clients.values() for kind in one} - {COUNTED})]
     rows = []
-    for one, counts in list(clients.items())[: None if every else SHOWN]:
+    for one, own in list(clients.items())[: None if every else SHOWN]:
         node = [str(nodes.get(one, ""))] if nodes else []
         name = str(one) if names is None else names[one]
-        rows.append([name, *(str(counts[kind]) for kind in kinds), *node])
+        rows.append([name, *(str(own[kind]) for kind in kinds), *node])
     show(("client", *kinds, *(("node",) if nodes else ())), rows, left=0)
     if more := len(clients) - len(rows):
         say(f"  and {more} more clients; --all shows them, --client N the rounds of one")

@@ -94,7 +94,7 @@ class Tamuna(LocalSteps):
     def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
         return self._pushed(server, server.x, rnd)
 
-    def apply_entry(self, copy: Vector, entry: Any, rnd: Round) -> Vector:
+    def apply_entry(self, copy: Vector, entry: Vector, rnd: Round) -> Vector:
         """Return x after the round, which is the entry itself."""
         return entry
 
@@ -133,7 +133,7 @@ class Tamuna(LocalSteps):
         part = part.expand(*v.shape[:2], 2)
         return Bundle(h=h - self._spread(v, part, h, rnd), part=part.contiguous())
 
-    def _correction(self, client: Bundle, sync: ModelSync, rnd: Round) -> Vector:
+    def _correction(self, client: Bundle, sync: ModelSync, rnd: Round) -> Any:
         """Return h_i: line 6 of the round in which each client last took part, with the x of that round."""
         h, part = client.h, client.part
         for t in np.unique(rnd.last_round[rnd.last_round >= 0]).tolist():
