@@ -45,7 +45,6 @@ import torch
 from fedspan import Bundle, Drift, LinearMap, Parts, Round, Vector, register
 from fedspan.core import seeds
 from fedspan.core.bundle import Ranges
-from fedspan.core.errors import one_of
 from fedspan.core.objective import Direction, Plus
 
 OFF, ON, TRIAL = 0, 1, 2
@@ -63,10 +62,6 @@ class Controls(Drift):
 
     in_gradients = True
     controls = ("c",)
-
-    def __post_init__(self) -> None:
-        one_of("correction", self.correction, ("always", "tested", "never"))
-        one_of("rule", self.rule, ("exact", "paper"))
 
     @property
     def statistics(self) -> Mapping[str, Ranges]:  # type: ignore[override]

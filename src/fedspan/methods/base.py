@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedspan import Layout, Method, Optimizer, Round, SpecError, Vector
-from fedspan.core.errors import at_least, at_most, items, number, one_of, positive, shown
+from fedspan.core.errors import at_least, at_most, items, number, positive, shown
 from fedspan.core.method import Footprint, LearningRate
 from fedspan.core.objective import Direction
 from fedspan.core.registry import name_of
@@ -54,7 +54,6 @@ class LocalSteps(Method):
             )
         at_least("local_steps", self.local_steps, 1)
         at_most("local_steps", self.local_steps, 10**9)
-        one_of("schedule", self.schedule, ("constant", "linear", "cosine", "step"))
         at_least("warmup", self.warmup, 0)
         shares = items("milestones", self.milestones, "shares of the run")
         if not all(0 < number("milestones", share) < 1 for share in shares):

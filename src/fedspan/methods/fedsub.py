@@ -36,7 +36,7 @@ from fedspan import (
     Vector,
     register,
 )
-from fedspan.core.errors import one_of, positive
+from fedspan.core.errors import positive
 from fedspan.core.method import Footprint
 from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.registry import name_of
@@ -60,7 +60,6 @@ class FedSub(LocalSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("variant", self.variant, ("zero_sum", "stale"))
         positive("server_lr", self.server_lr)
         if not isinstance(self.local, SGD):
             raise SpecError(

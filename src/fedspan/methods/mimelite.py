@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 
 from fedspan import Bundle, Layout, Objective, Round, Vector, register
-from fedspan.core.errors import below_one, one_of, positive
+from fedspan.core.errors import below_one, positive
 from fedspan.methods.base import LocalSteps
 
 
@@ -42,7 +42,6 @@ class MimeLite(LocalSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("base", self.base, ("momentum", "adam"))
         below_one("beta1", self.beta1)
         below_one("beta2", self.beta2)
         positive("eps", self.eps)

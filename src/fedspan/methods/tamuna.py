@@ -28,7 +28,7 @@ import torch
 
 from fedspan import Bundle, Layout, Log, ModelSync, Objective, Round, Vector, register
 from fedspan.core import seeds
-from fedspan.core.errors import at_least, one_of
+from fedspan.core.errors import at_least
 from fedspan.methods.base import LocalSteps
 
 
@@ -44,7 +44,6 @@ class Tamuna(LocalSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("steps", self.steps, ("random", "fixed"))
         if self.owners is not None:
             at_least("owners", self.owners, 2)
         self.needs_plain_steps("corrections are end points of plain steps")
