@@ -14,7 +14,7 @@ from typing import Any
 
 from fedspan.core import registry, tables
 from fedspan.core.config import Participation
-from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, items, one_of, shown
+from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, items, one_of, path_of
 from fedspan.core.layout import Layout
 from fedspan.core.method import Footprint, Method
 from fedspan.core.objective import Problem
@@ -92,16 +92,9 @@ def plan(
         if not names:
             raise SpecError("`methods` is empty; name at least one method, or leave it out for all")
         methods = [registry.registered_name("method", name, "methods") for name in names]
-    if isinstance(source, Spec):
-        spec = source
-    elif isinstance(source, Mapping):
-        spec = Spec.from_table(source)
-    elif isinstance(source, str | Path):
-        spec = Spec.load(source)
-    else:
-        raise SpecError(
-            f"`source` must be a Spec, the path of a TOML file or a table, got {shown(source)}"
-        )
+    if isinstance(source, Mapping):
+        source = Spec.from_table(source)
+    spec = source if isinstance(source, Spec) else Spec.load(path_of("source", source))
     if trained is not None:
         at_least("trained", trained, 1)
     known, outlined = shapes(spec), isinstance(spec.task, Outline)

@@ -77,7 +77,9 @@ class LocalSteps(Method):
         return self.schedule != "constant"
 
     def footprint(self, layout: Layout) -> Footprint:
-        return Footprint(layout.size, self.local.size(layout.size))
+        space = getattr(self, "space", None)  # a step inside the subspace, if there is one
+        size = layout.size if space is None else space.size(layout)
+        return Footprint(size, self.local.size(size))
 
     def descend(
         self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None

@@ -37,7 +37,6 @@ from fedspan import (
     register,
 )
 from fedspan.core.errors import positive
-from fedspan.core.method import Footprint
 from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.registry import name_of
 from fedspan.methods.base import LocalSteps
@@ -73,11 +72,6 @@ class FedSub(LocalSteps):
     def check(self, layout: Layout) -> None:
         """Raise SpecError if the rank does not fit every block."""
         self.space.size(layout)
-
-    def footprint(self, layout: Layout) -> Footprint:
-        """A step inside the subspace."""
-        r = self.space.size(layout)
-        return Footprint(r, self.local.size(r))
 
     def subspace(self, rnd: Round, t: int | None = None) -> LinearMap:
         """P_t, of this round by default."""
