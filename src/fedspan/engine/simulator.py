@@ -294,7 +294,7 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         for part in filter(len, parts):
             one = rnd.subset(part)
             own = self.states.take(one.rows, one.ids.shape)
-            tasks.append((own, _own_part(down, part), buffers, one))
+            tasks.append((own, own_part(down, part), buffers, one))
         return _joined(self._pool.map(tasks))
 
     def close(self) -> None:
@@ -325,12 +325,12 @@ def _one_by_one(
     for place in range(rnd.ids.shape[1]):
         own = {name: part[:, place : place + 1] for name, part in vars(state).items()}
         one = rnd.subset(np.array([place]))
-        mine = _own_part(down, np.array([place]))
+        mine = own_part(down, np.array([place]))
         parts.append(local_work(method, problem, type(state)(**own), mine, buffers, one))
     return _joined(parts)
 
 
-def _own_part(down: Any, places: npt.NDArray[np.int64]) -> Any:
+def own_part(down: Any, places: npt.NDArray[np.int64]) -> Any:
     """A download with the rows of some clients, in parts that have one for each client."""
     cut = {
         name: part[:, places]

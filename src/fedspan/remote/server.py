@@ -32,7 +32,7 @@ from fedspan.core.method import Method
 from fedspan.core.objective import Flat
 from fedspan.core.round import Round
 from fedspan.core.sync import dated as redated
-from fedspan.engine.simulator import BUFFERS, without_zeros
+from fedspan.engine.simulator import BUFFERS, own_part, without_zeros
 from fedspan.engine.states import ClientStates
 from fedspan.nn.problem import Evaluation
 from fedspan.remote.client import LAST_ROUND, RESTORE
@@ -378,7 +378,7 @@ class RemoteTransport:
         sizes = tuple(part.numel() for part in parts if isinstance(part, torch.Tensor))
         if sizes not in self._expected:
             one = replace(rnd.subset(np.array([0])), overwrite=False)
-            _, up = self.method.client_step(self.first, down, Flat(), one)
+            _, up = self.method.client_step(self.first, own_part(down, np.array([0])), Flat(), one)
             arrays = wire.pack(up) | extra
             self._expected[sizes] = {name: array.to("meta") for name, array in arrays.items()}
         return self._expected[sizes]
