@@ -32,7 +32,7 @@ CASES: list[dict[str, Any]] = [
     {"name": "fedadam", "server_lr": 0.1, "beta1": 0.5, "tau": 0.1},
     {"name": "fedyogi"},
     {"name": "fedadagrad", "beta1": 0.5},
-    {"name": "fedit", "rank": 3, "alpha": 2.0, "server_momentum": 0.5},
+    {"name": "fedit", "rank": 3, "server_momentum": 0.5},
     {"name": "ffalora", "rank": 3, "server_lr": 0.7},
     {"name": "ffalora", "rank": 3, "extrapolate": True},
     {"name": "powersgd", "rank": 1, "server_lr": 0.7},

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedspan.core.axes import Downlink as Downlink
     from fedspan.core.axes import Drift as Drift
     from fedspan.core.axes import Optimizer as Optimizer
+    from fedspan.core.axes import Parts as Parts
     from fedspan.core.axes import Server as Server
     from fedspan.core.axes import Uplink as Uplink
     from fedspan.core.bundle import Bundle as Bundle
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from fedspan.core.objective import Objective as Objective
     from fedspan.core.objective import Problem as Problem
     from fedspan.core.privacy import Privacy as Privacy
+    from fedspan.core.projector import LinearMap as LinearMap
     from fedspan.core.projector import Projector as Projector
     from fedspan.core.registry import register as register
     from fedspan.core.round import Round as Round

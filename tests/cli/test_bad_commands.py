@@ -168,7 +168,8 @@ def test_output_that_cannot_be_written(made: Path) -> None:
 
 
 def test_long_names_of_metrics_are_folded_and_not_cut(capsys: Any) -> None:
-    from fedspan.cli._tables import console, table
+    from fedspan.cli._tables import console
+    from fedspan.core.terminal import table
 
     heads = [
         "seed",
@@ -176,6 +177,7 @@ def test_long_names_of_metrics_are_folded_and_not_cut(capsys: Any) -> None:
         "round",
         *(f"{part}{name}" for part in ("", "validation_") for name in ("accuracy", "auroc")),
     ]
-    console.print(table(heads, [["0", "finished", "100", *["0.12345"] * 4]]), width=50)
+    rows = [["0", "finished", "100", *["0.12345"] * 4]]
+    console.print(table(heads, rows, width=console.width), width=50)
     shown = capsys.readouterr().out
     assert "…" not in shown

@@ -81,10 +81,10 @@ def test_fedsub_with_momentum(tmp_path: Path, variant: str) -> None:
     compare(tmp_path, projected("fedsub", "gaussian", variant=variant, refresh=2, momentum=0.5))
 
 
-@pytest.mark.parametrize(("alpha", "server_lr"), [(R, 1.0), (6.0, 1.0), (2.0, 0.7)])
+@pytest.mark.parametrize("server_lr", [1.0, 0.7])
 @pytest.mark.parametrize("name", LORA)
-def test_lora(tmp_path: Path, name: str, alpha: float, server_lr: float) -> None:
-    compare(tmp_path, {"name": name, "rank": R, "alpha": float(alpha), "server_lr": server_lr})
+def test_lora(tmp_path: Path, name: str, server_lr: float) -> None:
+    compare(tmp_path, {"name": name, "rank": R, "server_lr": server_lr})
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.7])

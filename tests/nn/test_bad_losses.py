@@ -10,7 +10,7 @@ from torch import nn
 
 import fedspan
 from fedspan.core.errors import FedspanError
-from fedspan.tasks._imports import model_from
+from fedspan.tasks._module import model_from
 from fedspan.tasks.custom import Custom
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))

@@ -73,14 +73,14 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "fedadagrad": [{}, {"beta1": 0.5, "optimizer": ADAMW}],
     "fedit": [
         {"rank": 3},
-        {"rank": 0.3, "alpha": 2.0, "server_lr": 0.7, "momentum": 0.5},
+        {"rank": 0.3, "server_lr": 0.7, "momentum": 0.5},
         {"rank": 3, "optimizer": ADAMW | {"decay": 0.1}},
     ],
     "ffalora": [
         {"rank": 3},
-        {"rank": 4, "alpha": 2.0, "server_lr": 0.7, "momentum": 0.5},
+        {"rank": 4, "server_lr": 0.7, "momentum": 0.5},
         {"rank": {"*": 1.0}, "schedule": "cosine"},
-        {"rank": 3, "alpha": 2.0, "optimizer": ADAMW | {"decay": 0.1}},
+        {"rank": 3, "optimizer": ADAMW | {"decay": 0.1}},
         {"rank": 3, "extrapolate": True},
     ],
     "powersgd": [
@@ -210,7 +210,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "scallion": [
         {"compressor": RANDK},
         {"compressor": QSGD, "alpha": 0.5, "server_lr": 0.7},
-        {"compressor": {"name": "randk", "k": 4, "common": True}, "schedule": "cosine"},
+        {"compressor": {"name": "randk", "k": 4}, "schedule": "cosine"},
         {"compressor": {"name": "identity"}},
         {"compressor": RANDK, "optimizer": ADAMW},
     ],

@@ -180,13 +180,12 @@ class Reference:
     def adapted(self, rows: Rows, P: Array) -> None:
         """LoRA on Xᵀ from 0: FedIT trains both factors, FFA-LoRA leaves A at P; each factor is averaged by itself."""
         B, A = self.lora or (np.zeros((M, R)), P)
-        s = self.option.get("alpha", R) / R
         ends_b, ends_a = {}, {}
         for i in rows:
             b, a = B, A
             for batch in rows[i]:
-                G = self.grad(i, s * (b @ a).T, batch).T
-                step_b, step_a = s * G @ a.T, s * b.T @ G
+                G = self.grad(i, (b @ a).T, batch).T
+                step_b, step_a = G @ a.T, b.T @ G
                 b = b - LR * step_b
                 a = a if self.option["name"] == "ffalora" else a - LR * step_a
             ends_b[i], ends_a[i] = b, a
@@ -195,7 +194,7 @@ class Reference:
             (1 - rate) * B + rate * self.mean(ends_b),
             (1 - rate) * A + rate * self.mean(ends_a),
         )
-        self.x = s * (self.lora[0] @ self.lora[1]).T
+        self.x = (self.lora[0] @ self.lora[1]).T
 
     fedit = ffalora = adapted
 

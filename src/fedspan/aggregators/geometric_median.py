@@ -42,11 +42,18 @@ class GeometricMedian(Aggregator):
 
     def combine(self, v: Vector, rnd: Round) -> Vector:
         start = middle(v)  # 1
-        products = _products(v, start)
+        # ⟨v_i − start, v_j − start⟩, (runs, clients, clients)
+        products = v.new_zeros(v.shape[0], v.shape[1], v.shape[1], dtype=torch.float64)
+        for part, own in zip(v.split(PIECE, -1), start.split(PIECE, -1), strict=True):
+            apart = part.double() - own.double()
+            products += apart @ apart.mT
         w = torch.ones_like(products[..., :1]) if rnd.weights is None else rnd.weights.double()
         w = w / w.sum(1, keepdim=True)
         share = torch.zeros_like(w)  # of each reply in m − start
-        least = (self.smoothing * _median(_distances(products, share), w)).clamp(min=1e-300)
+        ordered = _distances(products, share).sort(1)
+        below = (w.gather(1, ordered.indices).cumsum(1) < 0.5).sum(1, keepdim=True)
+        median = ordered.values.gather(1, below.clamp(max=v.shape[1] - 1))  # by weight
+        least = (self.smoothing * median).clamp(min=1e-300)
         moving = torch.ones_like(least, dtype=torch.bool)  # (runs, 1, 1)
         for _ in range(self.steps):
             near = w / _distances(products, share).clamp(min=least)
@@ -60,24 +67,8 @@ class GeometricMedian(Aggregator):
         return (share.to(v.dtype) * v).sum(1, keepdim=True)
 
 
-def _products(v: Vector, start: Vector) -> torch.Tensor:
-    """⟨v_i − start, v_j − start⟩, (runs, clients, clients), in float64."""
-    found = v.new_zeros(v.shape[0], v.shape[1], v.shape[1], dtype=torch.float64)
-    for part, own in zip(v.split(PIECE, -1), start.split(PIECE, -1), strict=True):
-        apart = part.double() - own.double()
-        found += apart @ apart.mT
-    return found
-
-
 def _distances(products: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     """‖v_i − m‖ for m = start + Σ share_j (v_j − start), (runs, clients, 1)."""
     along = products @ share
     squares = products.diagonal(dim1=1, dim2=2).unsqueeze(-1) - 2 * along + share.mT @ along
     return squares.clamp(min=0).sqrt()
-
-
-def _median(values: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The median over the clients by weight."""
-    ordered = values.sort(1)
-    below = (w.gather(1, ordered.indices).cumsum(1) < 0.5).sum(1, keepdim=True)
-    return ordered.values.gather(1, below.clamp(max=values.shape[1] - 1))

@@ -1,14 +1,10 @@
 """The settings of a dataclass in words: name, type, default, and the comment or docstring entry of the field."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools
 import inspect
-import io
 import json
-import tokenize
 import types
 import typing
 from collections.abc import Mapping
@@ -39,17 +35,13 @@ def described(cls: type) -> dict[str, str]:
         source = inspect.cleandoc("\n" + inspect.getsource(cls))
     except (OSError, TypeError):
         return {}
-    found = entries(cls.__dict__.get("__doc__") or "")
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
+    found, lines = entries(cls.__dict__.get("__doc__") or ""), source.splitlines()
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.AnnAssign):
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            if words := [comments[line] for line in lines if line in comments]:
-                found[ast.unparse(node.target)] = " ".join(words)
+            own = lines[node.lineno - 1 : node.end_lineno]
+            comments = [line.partition("  # ")[2] for line in own]
+            if words := " ".join(filter(None, comments)):
+                found[ast.unparse(node.target)] = words
     return found
 
 

@@ -28,7 +28,8 @@ def _key_and_value(changes: list[str] | None) -> list[str]:
 Count = Annotated[int, typer.Option(min=1)]
 CountOrNone = Annotated[int | None, typer.Option(min=1)]
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec, a TOML file.")]
-Out = Annotated[Path, typer.Option("--out", help="Directory for the results.")]
+Out = Annotated[Path, typer.Option(help="Directory for the results.")]
+Formats = Annotated[str, typer.Option("--format", help="What to write: html, md, csv, png.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option(
@@ -40,9 +41,9 @@ Changes = Annotated[
 ]
 Threads = Annotated[
     int,
-    typer.Option("--threads", min=1, help="Threads of torch. Small problems are fastest with 1."),
+    typer.Option(min=1, help="Threads of torch. Small problems are fastest with 1."),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Number of processes.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of processes.")]
 Plugin = Annotated[
     list[Path] | None,
     typer.Option(
@@ -83,8 +84,14 @@ def entries(docstring: str) -> dict[str, str]:
     return found
 
 
-def load_spec(path: Path, changes: Sequence[str] | None, threads: int | None = None) -> Spec:
-    """Return the spec of a file with changes, after torch is given its threads."""
+def load_spec(
+    path: Path,
+    changes: Sequence[str] | None,
+    threads: int | None = None,
+    plugins: Sequence[Path] | None = None,
+) -> Spec:
+    """Return the spec of a file with changes, after plugins are imported and torch is given its threads."""
+    load_plugins(plugins)
     from fedspan.core.errors import at_most
     from fedspan.core.spec import Spec
 

@@ -1,26 +1,12 @@
 """The console of the command line, and what is printed to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
 from fedspan.core import terminal
 
 console = Console()
-
-
-def table(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    left: int | None = None,
-    title: str | None = None,
-) -> Table:
-    """Return a plain table; the first `left` columns (by default all) are aligned left, the others right."""
-    return terminal.table(heads, rows, width=console.width, left=left, title=title)
 
 
 def show(
@@ -31,9 +17,12 @@ def show(
     title: str | None = None,
     note: str = "",
 ) -> None:
-    """Print a table, if it has rows, and what there is to say about it."""
+    """Print a table, if it has rows, and a note on it.
+
+    The first `left` columns (by default all) are aligned left, the others right.
+    """
     if rows:
-        console.print(table(heads, rows, left=left, title=title))
+        console.print(terminal.table(heads, rows, width=console.width, left=left, title=title))
         if note:
             say(f"{note}\n", style="dim")
 

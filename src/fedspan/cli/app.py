@@ -5,8 +5,6 @@
 SIGTERM ends the process as it ends any other, with 143 in a shell, once what is running is saved.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import os

@@ -40,9 +40,8 @@ def command(
     for trail in trails:
         if trail.header:
             number = None if client is None else _number(trail, client)
-            _show_run(trail)
             try:
-                _show_clients(trail, run_dir, number, every)
+                _show(trail, run_dir, number, every)
             except FedspanError as error:  # of the roster
                 wrong.append(str(error))
     by = signed_by(card)
@@ -68,14 +67,17 @@ def _number(trail: Trail, client: str) -> int:
     raise SpecError(f"`--client` {client!r} is not one of the clients: {shown}")
 
 
-def _show_run(trail: Trail) -> None:
-    from fedspan.cli._tables import say, size
-    from fedspan.engine.audit import COUNTED, MISSED
+def _show(trail: Trail, run_dir: Path, number: int | None, every: bool) -> None:
+    """Print what happened in a run, and the rounds of one client or the counts of many."""
+    from fedspan.cli._tables import say, show, size
+    from fedspan.core.errors import client_name
+    from fedspan.engine.audit import COUNTED, MISSED, ranges
+    from fedspan.remote.roster import ROSTER, Roster
 
     head, counts = trail.header, [trail.of_kind(kind) for kind in (COUNTED, MISSED)]
     status = f"{trail.ended or 'not finished'} after {len(counts[0])} rounds"
     say(f"run {head['run']}, seed {head['seed']}, spec {head['identity']}: {status}")
-    for line in (head, *(one for one in trail.resumed if one is not head)):
+    for line in (head, *trail.resumed):
         what = f"resumed at round {line['resumed']}" if "resumed" in line else "begun"
         versions = ", ".join(f"{name} {version}" for name, version in line["versions"].items())
         say(f"  {what} {line['time']} with {versions}")
@@ -87,13 +89,6 @@ def _show_run(trail: Trail) -> None:
     if (epsilon := trail.last.get("epsilon")) is not None:
         say(f"  epsilon so far: {epsilon:.4g}")
     say(f"  {trail.lines} lines, last hash {trail.last_hash[:16]}…")
-
-
-def _show_clients(trail: Trail, run_dir: Path, number: int | None, every: bool) -> None:
-    from fedspan.cli._tables import say, show
-    from fedspan.core.errors import client_name
-    from fedspan.engine.audit import COUNTED, MISSED, ranges
-    from fedspan.remote.roster import ROSTER, Roster
 
     names = trail.names
     if number is not None:
@@ -107,12 +102,12 @@ def _show_clients(trail: Trail, run_dir: Path, number: int | None, every: bool) 
         return
     clients, path = trail.clients(), run_dir / ROSTER
     nodes = Roster.at(path).nodes if path.exists() else {}
-    kinds = ["counted", *sorted({kind for one in clients.values() for kind in one} - {"counted"})]
+    kinds = [COUNTED, *sorted({kind for one in clients.values() for kind in one} - {COUNTED})]
     rows = []
-    for one, counts in list(clients.items())[: None if every else SHOWN]:
+    for one, own in list(clients.items())[: None if every else SHOWN]:
         node = [str(nodes.get(one, ""))] if nodes else []
         name = str(one) if names is None else names[one]
-        rows.append([name, *(str(counts[kind]) for kind in kinds), *node])
+        rows.append([name, *(str(own[kind]) for kind in kinds), *node])
     show(("client", *kinds, *(("node",) if nodes else ())), rows, left=0)
     if more := len(clients) - len(rows):
         say(f"  and {more} more clients; --all shows them, --client N the rounds of one")

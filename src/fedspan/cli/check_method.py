@@ -1,7 +1,5 @@
 """`fedspan check-method`: the laws of fedspan on a file of one's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,76 +1,52 @@
 """`fedspan compare`: methods side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
-from fedspan.cli._options import Changes, Jobs, Out, Plugin, command_line, load_plugins
+from fedspan.cli._options import (
+    Changes,
+    CountOrNone,
+    Formats,
+    Jobs,
+    Out,
+    Plugin,
+    command_line,
+    load_plugins,
+)
 
 
 def command(
-    specs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Specs of several methods on one task, one spec with --methods, or one comparison file."
-        ),
-    ],
+    specs: list[Path],
     out: Out,
-    methods: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--methods", help="Methods to compare: fedavg,ssf:rank=0.05,control=paper as SSF small"
-        ),
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option("--grid", help="Values to tune over: lr=0.01,0.1 or ssf:lr=0.1,1.0"),
-    ] = None,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option("--budget", help="Compare at this cost: up=10MB, total=50MB or rounds=200"),
-    ] = None,
+    methods: list[str] | None = None,
+    grid: list[str] | None = None,
+    budget: list[str] | None = None,
     changes: Changes = None,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Number of seeds. Default: 3.")
-    ] = None,
-    tune_seeds: Annotated[
-        int | None,
-        typer.Option("--tune-seeds", min=1, help="Number of seeds in tuning. Default: 1."),
-    ] = None,
-    tune_rounds: Annotated[
-        int | None,
-        typer.Option(
-            "--tune-rounds", min=1, help="Rounds per run in tuning. Default: as in the final runs."
-        ),
-    ] = None,
-    tail: Annotated[
-        int | None,
-        typer.Option(
-            "--tail", min=1, help="The result is the mean of the last evaluations. Default: 1."
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None, typer.Option("--metric", help="Compare by this metric. Default: the main one.")
-    ] = None,
-    goal: Annotated[
-        Literal["max", "min"] | None,
-        typer.Option("--goal", help="Whether a higher or a lower metric is better."),
-    ] = None,
+    seeds: CountOrNone = None,
+    tune_seeds: CountOrNone = None,
+    tune_rounds: CountOrNone = None,
+    tail: CountOrNone = None,
+    metric: str | None = None,
+    goal: Literal["max", "min"] | None = None,
     jobs: Jobs = 1,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the comparison in --out.")
-    ] = False,
-    formats: Annotated[
-        str, typer.Option("--format", help="What to write: html, md, csv, png.")
-    ] = "html,md,csv",
+    resume: bool = False,
+    formats: Formats = "html,md,csv",
     plugin: Plugin = None,
 ) -> None:
     """Tune methods, run them on one task and compare them.
 
-    SPECS are specs of several methods on one task, one spec with --methods, or one comparison file.
+    Args:
+        specs: Specs of several methods on one task, one spec with --methods, or one comparison file.
+        methods: Methods to compare: fedavg,ssf:rank=0.05,control=paper as SSF small
+        grid: Values to tune over: lr=0.01,0.1 or ssf:lr=0.1,1.0
+        budget: Compare at this cost: up=10MB, total=50MB or rounds=200
+        seeds: Number of seeds. Default: 3.
+        tune_seeds: Number of seeds in tuning. Default: 1.
+        tune_rounds: Rounds per run in tuning. Default: as in the final runs.
+        tail: The result is the mean of the last evaluations. Default: 1.
+        metric: Compare by this metric. Default: the main one.
+        goal: Whether a higher or a lower metric is better.
+        resume: Continue the comparison in --out.
     """
     from fedspan.cli._tables import console
     from fedspan.study.conduct import conduct

@@ -47,7 +47,7 @@ def command(
 
 def _get(found: DataSet) -> None:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, Progress
 
     from fedspan.cli._tables import say
     from fedspan.data import sets
@@ -56,14 +56,8 @@ def _get(found: DataSet) -> None:
     if found.places() or (found.package and found.here()):
         say(f"{found.name} is here")
         return
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=Console(stderr=True),
-    )
-    bars = {}
+    columns = *Progress.get_default_columns(), DownloadColumn()
+    progress, bars = Progress(*columns, console=Console(stderr=True)), {}
 
     def seen(name: str, done: int, total: int) -> None:
         progress.start()

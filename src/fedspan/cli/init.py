@@ -1,12 +1,8 @@
 """`fedspan init`: a small project that runs at once, to be filled with data of your own."""
 
-from __future__ import annotations
-
 import keyword
-import random
 import re
 import sys
-from datetime import date, timedelta
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,8 +14,8 @@ NAME = "my_project"  # what the templates call the project
 FOLDERS = ("tests", "data", "out", "runs")  # of a project, besides its package
 
 
-# Kind → (lines of spec.toml that are written otherwise, where one's own data goes); `task.py` is a template of its own.
-# A tabular project needs none: its tables become features by a schema, and some files are its own
+# Kind → (what is written otherwise in spec.toml and pyproject.toml, where one's own data goes). The files of a project
+# are those of `common` and of its kind. A tabular project needs no `task.py`: its tables become features by a schema.
 KINDS: dict[str, tuple[dict[str, str], str]] = {
     "tabular": ({"fedspan[flower,vision]": "fedspan[flower]"}, ""),
     "images": (
@@ -87,15 +83,7 @@ def project(package: str, kind: str) -> dict[str, str]:
     for folder in (TEMPLATES / "common", TEMPLATES / kind):
         for path in sorted(folder.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                files[str(path.relative_to(folder))] = path.read_text("utf-8")
-    if kind == "tabular":
-        files |= {f"data/{name}.csv": text for name, text in tables().items()}
-        init = f"{NAME}/__init__.py"
-        files[init] = (
-            '"""A federated model over tables: `spec.toml` beside this package says how it is trained."""\n'
-        )
-    else:
-        files[f"{NAME}/task.py"] = (TEMPLATES / f"{kind}.py").read_text("utf-8")
+                files[path.relative_to(folder).as_posix()] = path.read_text("utf-8")
     for old, new in changes.items():
         for name in ("spec.toml", "pyproject.toml"):
             files[name] = files[name].replace(old, new)
@@ -107,20 +95,3 @@ def project(package: str, kind: str) -> dict[str, str]:
         return text.replace(NAME, package).replace(NAME.upper(), package.upper())
 
     return {named(path): named(text) for path, text in files.items()}
-
-
-def tables() -> dict[str, str]:
-    """Return the sample of a tabular project: patients of five hospitals, made up; name → a CSV file."""
-    draw, found = random.Random(0), {}  # noqa: S311
-    for number, name in enumerate(("center", "east", "north", "south", "west")):
-        lines = ["patient,age,pressure,ward,admitted,readmitted"]
-        for row in range(120):
-            age, pressure = draw.gauss(56 + 3 * number, 12), draw.gauss(130, 18)
-            ward = draw.choice(("surgery", "medicine", "heart"))
-            day = date(2024, 1, 1) + timedelta(days=draw.randrange(366))
-            risk = (age - 62) / 12 + (pressure - 130) / 18 + 1.5 * (ward == "heart") - 0.5
-            again = "yes" if risk + draw.gauss(0, 0.5) > 0 else "no"
-            cell = "" if draw.random() < 0.1 else f"{pressure:.0f}"
-            lines.append(f"{1000 * number + row},{age:.0f},{cell},{ward},{day},{again}")
-        found[name] = "\n".join(lines) + "\n"
-    return found

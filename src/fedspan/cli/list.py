@@ -1,7 +1,5 @@
 """`fedspan list`: what a spec can name."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -81,18 +79,10 @@ def _show(name: str, kinds: dict[str, dict[str, str]]) -> None:
             entry = spec.Spec if name == "spec" else getattr(config, name.capitalize())
         else:
             entry = registry.choices(kind)[name]
-        axes, others = [], []
-        for setting, of, *rest in settings(entry):
-            if kind == "method" and setting in AXES:
-                # a compressor stands for a choice of some kinds
-                more = ["a compressor"] if hasattr(registry.KINDS[of], "adopts") else []
-                of = " | ".join([*registry.choices(of), *more])
-                axes.append((AXES.index(setting), [setting, of, *rest]))
-            else:
-                others.append([setting, of, *rest])
-        for head, of, rows in (
-            ("axis", "choices", [row for _, row in sorted(axes)]),
-            ("setting", "type", others),
-        ):
-            cells = [[escape(cell) for cell in row] for row in rows]
-            show((head, of, "default", "description"), cells)
+        rows = {row[0]: [escape(cell) for cell in row] for row in settings(entry)}
+        axes = [rows.pop(axis) for axis in AXES if kind == "method" and axis in rows]
+        for row in axes:  # a compressor stands for a choice of some kinds
+            more = ["a compressor"] if row[1] in registry.ADOPTING else []
+            row[1] = " | ".join([*registry.choices(row[1]), *more])
+        show(("axis", "choices", "default", "description"), axes)
+        show(("setting", "type", "default", "description"), [*rows.values()])

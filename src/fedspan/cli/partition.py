@@ -1,10 +1,8 @@
 """`fedspan partition`: which client holds what."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from fedspan.cli._options import Changes, Plugin, SpecFile, load_plugins, load_spec
+from fedspan.cli._options import Changes, Plugin, SpecFile, load_spec
 
 CLIENTS, CLASSES = 30, 12  # that the table shows
 
@@ -21,8 +19,7 @@ def command(
 
     from fedspan.cli._tables import say, show
 
-    load_plugins(plugin)
-    loaded = load_spec(spec, changes)
+    loaded = load_spec(spec, changes, plugins=plugin)
     held = loaded.task.holdings(loaded.seed)
     counts, total = held.counts, held.counts.sum(1)
     names, columns = [*held.classes], [*counts.T] if held.classes else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -85,24 +86,23 @@ def command(
     elif rank is not None and trained is not None:
         raise SpecError("--rank and --trained both say how much SSF trains; give one of them")
     else:
-        method = (
-            {"name": "fedit", "rank": lora_rank} if rank is None else {"name": "ssf", "rank": rank}
-        )
-        task = {
-            "name": "outline",
-            "model": str(model),
-            "clients": clients,
-            "length": length,
-            "labels": labels,
-            "precision": "bfloat16" if dtype == "bfloat16" else "full",
-            "gradient_checkpointing": checkpointing,
-        }
+        method: dict[str, Any] = {"name": "fedit", "rank": lora_rank}
+        if rank is not None:
+            method = {"name": "ssf", "rank": rank}
         own = {
             "rounds": rounds,
             "batch_size": batch_size,
             "clients_per_round": clients_per_round,
             "method": method | STEPS[optimizer] | {"lr": 1.0},
-            "task": task,
+            "task": {
+                "name": "outline",
+                "model": str(model),
+                "clients": clients,
+                "length": length,
+                "labels": labels,
+                "precision": "bfloat16" if dtype == "bfloat16" else "full",
+                "gradient_checkpointing": checkpointing,
+            },
             "projection": {"frozen_modules": frozen_modules or []},
             "engine": {"recompute": recompute},
         }
@@ -123,11 +123,12 @@ def _show(found: Plan) -> None:
     """Print what a run would cost with each method: bytes, memory of a client, and what is kept."""
     from fedspan.cli._tables import say, show, size
 
-    def costs(attributes: tuple[str, ...], of: str = "cost") -> list[list[str]]:
+    def costs(*names: str) -> list[list[str]]:
+        # a row for each method of which they are known
         return [
-            [row.method, *(size(getattr(getattr(row, of), name)) for name in attributes)]
+            [row.method, *(size(attrgetter(name)(row)) for name in names)]
             for row in found.rows
-            if getattr(row, of) is not None
+            if getattr(row, names[0].partition(".")[0]) is not None
         ]
 
     blocks = len(found.layout.blocks)
@@ -136,7 +137,7 @@ def _show(found: Plan) -> None:
         f"tensor{'s' if blocks > 1 else ''}; "
         f"{found.rounds:,} rounds of {found.clients_per_round} of {found.clients} clients\n"
     )
-    rows = costs(("up_round", "down_round", "up", "down"))
+    rows = costs("cost.up_round", "cost.down_round", "cost.up", "cost.down")
     for row, one in zip(rows, found.rows, strict=True):
         ratio = f"{one.rank:.4g}" if isinstance(one.rank, int | float) else "by layer"
         row[1:1] = ["" if one.rank is None else ratio, f"{one.trained:,}"]
@@ -154,7 +155,7 @@ def _show(found: Plan) -> None:
         note="by the virtual clock of `federation`, without evaluations",
     )
     parts = ("weights", "gradients", "activations", "optimizer", "controls", "peak")
-    held = costs(parts, "memory")
+    held = costs(*(f"memory.{part}" for part in parts))
     adapted = [row[0] for row in held if row[0] in ("fedit", "ffalora")]
     show(
         ("client memory", *parts),
@@ -165,19 +166,14 @@ def _show(found: Plan) -> None:
     )
     show(
         ("kept", "client state", "client disk", "server memory", "server disk"),
-        costs(("client_state", "client_disk", "server_memory", "server_disk")),
+        costs("cost.client_state", "cost.client_disk", "cost.server_memory", "cost.server_disk"),
         left=1,
         note="client: between rounds, on disk two versions with the copy of the model; server: model, controls and "
         "log, on disk the copies of all clients' states",
     )
-    peaks = [
-        (row.method, size(row.client_peak), size(row.cost.server_peak))
-        for row in found.rows
-        if row.client_peak is not None
-    ]
     show(
         ("across machines", "client process", "server process"),
-        peaks,
+        costs("client_peak", "cost.server_peak"),
         left=1,
         note="peaks of the processes, besides what Python, torch and Flower take themselves",
     )

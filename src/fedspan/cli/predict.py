@@ -1,7 +1,5 @@
 """`fedspan predict`: rows of a table to predictions, with a trained model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`fedspan report`: runs on one page."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -9,54 +7,41 @@ from typing import Annotated
 
 import typer
 
-from fedspan.cli._options import Plugin, command_line, load_plugins
+from fedspan.cli._options import Formats, Plugin, command_line, load_plugins
 
 
 def command(
-    run_dirs: Annotated[
-        list[Path], typer.Argument(help="Run directories, or directories that contain them.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Directory for the results. Default: RUN_DIRS, if it is one directory."
-        ),
-    ] = None,
-    formats: Annotated[
-        str, typer.Option("--format", help="What to write: html, md, csv, png.")
-    ] = "html",
-    metric: Annotated[
-        str | None,
-        typer.Option("--metric", help="The metric to show first. Default: the main one."),
-    ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Serve the page and follow the runs; write nothing.")
-    ] = False,
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port of --live. 0: any free port.")
-    ] = 8000,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Make one run again, drawn at random, and compare it with its record."
-        ),
-    ] = False,
-    verify_run: Annotated[
-        str | None, typer.Option("--verify-run", help="The same with the run of this name.")
-    ] = None,
+    run_dirs: list[Path],
+    out: Path | None = None,
+    formats: Formats = "html",
+    metric: str | None = None,
+    live: bool = False,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    verify: bool = False,
+    verify_run: str | None = None,
     plugin: Plugin = None,
 ) -> int:
     """Show runs on one page, by rounds, bytes and seconds.
 
-    RUN_DIRS are run directories, or directories that contain them. With --verify the exit code is 1 if a value differs.
+    With --verify the exit code is 1 if a value differs.
+
+    Args:
+        run_dirs: Run directories, or directories that contain them.
+        out: Directory for the results. Default: RUN_DIRS, if it is one directory.
+        metric: The metric to show first. Default: the main one.
+        live: Serve the page and follow the runs; write nothing.
+        port: Port of --live. 0: any free port.
+        verify: Make one run again, drawn at random, and compare it with its record.
+        verify_run: The same with the run of this name.
     """
     load_plugins(plugin)
+    from fedspan.study import report
+
     if verify or verify_run is not None:
         from fedspan.cli._tables import say
-        from fedspan.study.report import check_places
         from fedspan.study.verify import verify as made_again
 
-        check_places(run_dirs)
+        report.check_places(run_dirs)
         if len(run_dirs) > 1:
             raise typer.BadParameter("--verify takes one directory")
         text, same = made_again(run_dirs[0], verify_run)
@@ -77,8 +62,6 @@ def command(
             typer.echo(f"http://127.0.0.1:{server.server_port}/ follows {where}; Ctrl-C ends it")
             server.serve_forever(poll_interval=0.2)
         return 0
-    from fedspan.study import report
-
     report.check_places(run_dirs)
     if out is None and (len(run_dirs) > 1 or not run_dirs[0].is_dir()):
         raise typer.BadParameter("give --out, the directory for the results")

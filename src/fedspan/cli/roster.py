@@ -1,7 +1,5 @@
 """`fedspan roster`: which node each client's number belongs to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

@@ -16,7 +16,6 @@ from fedspan.cli._options import (
     SpecFile,
     Threads,
     command_line,
-    load_plugins,
     load_spec,
 )
 
@@ -48,9 +47,8 @@ def command(
         callback: Add a callback, such as tensorboard or early_stopping.
         simulate: How the clients of a round are computed; short for --set engine.simulate=…
     """
-    load_plugins(plugin)
     short = [f"engine.simulate={simulate}"] if simulate else []
-    loaded = load_spec(spec, [*(changes or ()), *short], threads)
+    loaded = load_spec(spec, [*(changes or ()), *short], threads, plugin)
 
     from fedspan.api.run import run
     from fedspan.core import registry, tables

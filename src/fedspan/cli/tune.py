@@ -1,12 +1,10 @@
 """`fedspan tune`: settings of a spec's method for a budget."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
 
-from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, load_plugins, load_spec
+from fedspan.cli._options import Changes, Plugin, SpecFile, Threads, load_spec
 
 HEADS = {
     "local_steps": "steps",
@@ -22,26 +20,9 @@ NOTE = (
 
 def command(
     spec: SpecFile,
-    budget: Annotated[
-        list[str],
-        typer.Option(
-            "--budget", help="What may be spent: total=50MB, up=10MB, rounds=200 or seconds=3600."
-        ),
-    ],
-    link: Annotated[
-        str | None,
-        typer.Option(
-            "--link", help="A client's connection: up=1MB,down=4MB,latency=0.1,step=0.02."
-        ),
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vary",
-            metavar="KEY=VALUES",
-            help="Values to choose from, as in rank=0.05,0.1 or bits=32,8 or local_steps=5,10.",
-        ),
-    ] = None,
+    budget: Annotated[list[str], typer.Option()],
+    link: str | None = None,
+    vary: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUES")] = None,
     changes: Changes = None,
     plugin: Plugin = None,
     threads: Threads = 1,
@@ -50,21 +31,25 @@ def command(
 
     The budget is of bytes and, with a link, of time. The table has all settings that were tried, the chosen one first.
     Below it is the method for the spec.
+
+    Args:
+        budget: What may be spent: total=50MB, up=10MB, rounds=200 or seconds=3600.
+        link: A client's connection: up=1MB,down=4MB,latency=0.1,step=0.02.
+        vary: Values to choose from, as in rank=0.05,0.1 or bits=32,8 or local_steps=5,10.
     """
-    load_plugins(plugin)
     import tomli_w
 
-    from fedspan.cli._tables import console, say, table
+    from fedspan.cli._tables import say, show
     from fedspan.study.compare import tune
     from fedspan.study.proposal import method_table
     from fedspan.study.request import grid_of
 
-    given = load_spec(spec, changes, threads)
+    given = load_spec(spec, changes, threads, plugin)
     varied = dict(grid_of(text, "--vary")[1:] for text in vary or ())
     found = tune(given.method, given, budget=budget, link=link, vary=varied or None)
     heads = [key for key in found.rows[0] if key != "why"]
     texts = [[_text(row[key]) for key in heads] for row in found.rows]
-    console.print(table([HEADS.get(key, key.replace("_", " ")) for key in heads], texts, left=0))
+    show([HEADS.get(key, key.replace("_", " ")) for key in heads], texts, left=0)
     say(f"{NOTE}\n\n{found.summary()}\n")
     if given.epochs is not None:
         typer.echo("# delete `epochs` from the spec: it would replace local_steps")

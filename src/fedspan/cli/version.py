@@ -1,7 +1,5 @@
 """`fedspan version`: the versions that a run's numbers depend on."""
 
-from __future__ import annotations
-
 import typer
 
 

@@ -11,7 +11,6 @@ import torch
 
 from fedspan import Compressor, Encoded, SpecError, Vector, register
 from fedspan.compressors._sparse import Sparse
-from fedspan.compressors.randk import RandK
 from fedspan.core import seeds
 from fedspan.core.registry import name_of
 from fedspan.core.tables import accept_choices
@@ -34,10 +33,6 @@ class Compose(Compressor):
         if isinstance(self.outer, Sparse | Compose):
             raise SpecError(
                 f"`outer` must not be sparse, got {name_of(self.outer)!r}; give `inner` a smaller k"
-            )
-        if isinstance(self.inner, RandK) and self.inner.common:
-            raise SpecError(
-                "`inner` cannot have `common` true: all clients would round alike; leave it false"
             )
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:

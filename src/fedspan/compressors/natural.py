@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Encoded, SpecError, Vector, register
+from fedspan import Encoded, Vector, register
 from fedspan.compressors._levels import chance, over, unit
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
 from fedspan.core.encoded import pack, unpack
-from fedspan.core.errors import at_least
+from fedspan.core.errors import at_least, at_most
 
 
 @register
@@ -26,10 +26,7 @@ class Natural(Unbiased):
 
     def __post_init__(self) -> None:
         at_least("bits", self.bits, 2)
-        if self.bits > 8:
-            raise SpecError(
-                f"`bits` must be from 2 to 8, got {self.bits!r}; 8 hold every exponent of a float32"
-            )
+        at_most("bits", self.bits, 8)  # which hold every exponent of a float32
 
     @property
     def powers(self) -> int:

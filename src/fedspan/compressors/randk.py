@@ -4,12 +4,12 @@ Multiplied by n/k it is unbiased with ω = n/k − 1. With `unbiased = false` it
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from fedspan import Encoded, Round, Vector, register
+from fedspan import Encoded, Vector, register
 from fedspan.compressors._sparse import Sparse, spread
 from fedspan.core import seeds
 from fedspan.core.compressor import Unbiased
@@ -19,8 +19,6 @@ from fedspan.core.compressor import Unbiased
 @dataclass(frozen=True, kw_only=True)
 class RandK(Unbiased, Sparse):
     """k numbers, and no places."""
-
-    common: bool = False  # whether all clients of a round keep the same coordinates
 
     def compress(self, v: Vector, keys: seeds.Keys) -> Encoded:
         return Encoded(values=v.gather(-1, self._places(v.shape[-1], keys, v.device)))
@@ -32,9 +30,6 @@ class RandK(Unbiased, Sparse):
 
     def variance(self, n: int) -> float:
         return n / self.kept(n) - 1
-
-    def keys(self, rnd: Round) -> seeds.Keys:
-        return super().keys(replace(rnd, ids=np.zeros_like(rnd.ids)) if self.common else rnd)
 
     def _places(self, n: int, keys: seeds.Keys, device: torch.device) -> torch.Tensor:
         if device.type == "meta":  # a dry run: the shape is all there is

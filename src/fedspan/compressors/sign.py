@@ -13,11 +13,11 @@ from typing import Literal
 
 import torch
 
-from fedspan import Compressor, Encoded, SpecError, Vector, register
+from fedspan import Compressor, Encoded, Vector, register
 from fedspan.compressors._levels import buckets, chance, over
 from fedspan.core import seeds
 from fedspan.core.encoded import pack, unpack
-from fedspan.core.errors import at_least, shown
+from fedspan.core.errors import at_least
 
 
 @register
@@ -31,8 +31,6 @@ class Sign(Compressor):
     def __post_init__(self) -> None:
         if self.bucket is not None:
             at_least("bucket", self.bucket, 1)
-        if self.sizes not in (0, 1, 2):
-            raise SpecError(f"`sizes` must be 0, 1 or 2, got {shown(self.sizes)}")
 
     @property
     def bits(self) -> int:

@@ -29,6 +29,7 @@ from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 
 Parts = dict[str, Any]
+"""Named parts of a state or a message, such as `{"c": …}`."""
 
 
 class Drift:

@@ -69,11 +69,18 @@ def build(kind: str, value: Any, where: str | None = None) -> Any:
 
 
 def accept_choices(value: Any) -> None:
-    """Turns names and tables in the fields of a dataclass into what they name; for `__post_init__`."""
+    """Turns names and tables in the fields of a dataclass into what they name; for `__post_init__`.
+
+    Words such as `"exact"` are checked, also those of the choices.
+    """
     cls: Any = type(value)
     for name, (hint, _) in typed(cls).items():
-        if any(kind_of(option) for option in _options(hint)):
-            object.__setattr__(value, name, _value(hint, getattr(value, name), name))
+        words = typing.get_origin(hint) is typing.Literal
+        if words or any(kind_of(option) for option in _options(hint)):
+            held = _value(hint, getattr(value, name), name)
+            object.__setattr__(value, name, held)
+            if dataclasses.is_dataclass(held):
+                check_types(held)
 
 
 def check_types(value: Any) -> None:

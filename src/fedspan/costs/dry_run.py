@@ -5,8 +5,6 @@ of any size. What is counted is what torch itself allocates: weights, gradients,
 between. Buffers inside a kernel are not seen; on a CPU they are a few megabytes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterable, Iterator
@@ -18,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 NOWHERE = torch.device("meta")
+# What reads a number out of a tensor; the second in inference mode
+NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 SEEN = "fedspan_seen"  # attribute of a storage: what counts it until it is gone, or False where it was made unseen
 
 
@@ -67,7 +67,7 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+        if func in NUMBERS and args[0].is_meta:
             return args[0].dtype != torch.bool and 1  # as a number one, as a condition false
         # Operands, also those in lists; much faster than torch's own way, and done for every operation.
         parts = (arg if isinstance(arg, list | tuple) else (arg,) for arg in args)

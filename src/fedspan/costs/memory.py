@@ -10,8 +10,6 @@ from a message in memory and a state on disk, which is mapped: the system may dr
 are not counted. What Python, torch and Flower take themselves is not counted either.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools
@@ -32,6 +30,7 @@ from fedspan.core.objective import Direction, Objective, Plus
 from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live, empty, rehearsal
+from fedspan.costs.traffic import bytes_of
 from fedspan.engine.simulator import Replica, answer
 from fedspan.huggingface.lora import lora
 from fedspan.huggingface.text_data import Texts
@@ -41,8 +40,6 @@ from fedspan.nn.problem import TorchProblem
 WATCHED_STEPS = 4  # local steps until all that lasts is there: two to fill it, one to see what is used, one to measure
 PROCESS_STEPS = 2  # the same where whole rounds are looked at
 UNPACKED = 2  # times that a message is in memory while Flower unpacks it
-
-Method = Method
 
 
 @dataclass(frozen=True)
@@ -240,10 +237,8 @@ def client_peak(method: Method, problem: TorchProblem, lag: int) -> int:
                     own_x = None if message.get("sync") is None else message.sync.model
                     replica = Replica(replica.state, own_x, 0)
                 else:
-                    received, state = (
-                        sum(array.nbytes for array in arrays.values())
-                        for arrays in (down, wire.pack(replica.state))
-                    )
+                    received = sum(array.nbytes for array in down.values())
+                    state = bytes_of(replica.state)
                     peaks.append(max(UNPACKED * received, received + built, received + state))
             module.checked = True
             if problem.in_memory:

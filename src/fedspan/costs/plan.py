@@ -3,8 +3,6 @@
 A task's data is read once, for all specs that differ in method, steps and length alone, and let go again: `shapes`.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import dataclasses
@@ -16,7 +14,7 @@ from typing import Any
 
 from fedspan.core import registry, tables
 from fedspan.core.config import Participation
-from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, items, one_of, shown
+from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, items, one_of, path_of
 from fedspan.core.layout import Layout
 from fedspan.core.method import Footprint, Method
 from fedspan.core.objective import Problem
@@ -24,7 +22,6 @@ from fedspan.core.spec import Spec
 from fedspan.costs.memory import Memory, client_peak, dry_problem, memory
 from fedspan.costs.traffic import Cost, FlatProblem, cost
 from fedspan.engine.clock import Clock
-from fedspan.methods.box import projected_values
 from fedspan.nn.problem import TorchProblem
 from fedspan.projectors.identity import Identity
 from fedspan.tasks.outline import Outline
@@ -95,16 +92,9 @@ def plan(
         if not names:
             raise SpecError("`methods` is empty; name at least one method, or leave it out for all")
         methods = [registry.registered_name("method", name, "methods") for name in names]
-    if isinstance(source, Spec):
-        spec = source
-    elif isinstance(source, Mapping):
-        spec = Spec.from_table(source)
-    elif isinstance(source, str | Path):
-        spec = Spec.load(source)
-    else:
-        raise SpecError(
-            f"`source` must be a Spec, the path of a TOML file or a table, got {shown(source)}"
-        )
+    if isinstance(source, Mapping):
+        source = Spec.from_table(source)
+    spec = source if isinstance(source, Spec) else Spec.load(path_of("source", source))
     if trained is not None:
         at_least("trained", trained, 1)
     known, outlined = shapes(spec), isinstance(spec.task, Outline)
@@ -125,7 +115,7 @@ def plan(
             method=name,
             rank=None if isinstance(space, Identity) else getattr(space, "rank", None),
             trained=method.footprint(layout).trained,
-            cost=_price(method, spec),
+            cost=price(spec, method),
             memory=_rehearsed(memory, method, known.dry),
             client_peak=peak,
         )
@@ -167,14 +157,13 @@ def shapes(spec: Spec) -> Shapes:
     while len(_shapes) >= KEPT_SHAPES:
         _shapes.pop(next(iter(_shapes)))
     problem = spec.task.shapes(spec) if isinstance(spec.task, Outline) else _built(spec)
-    layout, parameters, dry = problem.layout, problem.layout.size, None
+    parameters, dry = problem.layout.size, None
     if isinstance(problem, TorchProblem):
         parameters = sum(p.numel() for p in problem.model.parameters())
         # A module may hold what cannot be copied, such as an open file or a tensor that was computed.
         with contextlib.suppress(RuntimeError, TypeError):
             dry = dry_problem(problem) if problem.local_data else None
-    buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
-    flat = FlatProblem(layout, problem.clients, buffers)
+    flat = FlatProblem.of(problem)
     flat.names, flat.steps_per_epoch = problem.names, problem.steps_per_epoch
     _shapes[key] = Shapes(flat, parameters, dry, problem.weights is not None)
     return _shapes[key]
@@ -189,14 +178,9 @@ def _built(spec: Spec) -> Problem:
         return spec.task.server_problem((spec.seed,), alike)
 
 
-def price(spec: Spec) -> Cost:
-    """Return the bytes of the spec's run."""
-    return _price(spec.method, spec)
-
-
-def _price(method: Method, spec: Spec) -> Cost:
-    """Return the bytes of a spec's run with a method, which may be one that the spec itself would refuse."""
-    problem, known_start = shapes(spec).problem, spec.participation.known_start
+def price(spec: Spec, method: Method | None = None) -> Cost:
+    """Return the bytes of a spec's run, or of one with a method that the spec itself may refuse."""
+    problem, method = shapes(spec).problem, method or spec.method
     per_round = spec.clients_per_round or problem.clients
     clock = None
     if spec.federation is not None:
@@ -204,6 +188,7 @@ def _price(method: Method, spec: Spec) -> Cost:
         if spec.epochs is not None:
             steps = max(1, round(spec.epochs * problem.steps_per_epoch))
         clock = Clock(spec.federation, problem.clients, spec.seed, steps, problem.names)
+    known_start = spec.participation.known_start
     own = (method, problem, per_round, spec.rounds, spec.seed)
     return cost(*own, known_start=known_start, clock=clock)
 
@@ -221,14 +206,6 @@ def client_memory(given: Spec | dict[str, Any]) -> int | None:
         found: Memory | None = _rehearsed(memory, method, known.dry)
         known.peaks[key] = None if found is None else found.peak
     return known.peaks[key]
-
-
-def projected(spec: Spec) -> tuple[int, int, int] | None:
-    """Parameters that a method projects, values that a client sends, and parameters that are trained.
-
-    None for a method without a subspace.
-    """
-    return projected_values(spec.method, shapes(spec).problem.layout)
 
 
 def keeps_objective(spec: Spec) -> bool:

@@ -5,8 +5,6 @@ real messages, for a model of any size. The first rounds are walked through. Lat
 each client took part last, which the seed tells; beyond that a round costs what the last ones cost on average.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Mapping
@@ -35,8 +33,6 @@ WALKED = 40  # rounds that are walked through, at least
 DRAWN = 2000  # rounds whose cohorts are drawn to know their downloads
 STEADY = 8  # rounds after which a run with all clients is taken to repeat its last two
 
-Method = Method
-
 
 class FlatProblem(Problem):
     """A model of the right size over clients that have nothing to learn; the vectors of a large one have no values."""
@@ -48,6 +44,12 @@ class FlatProblem(Problem):
         self.layout, self.clients, self.weights = layout, clients, None
         self.x0 = torch.zeros(1, 1, layout.size, dtype=layout.dtype, device=device)
         self.buffers0 = self.x0.new_zeros(1, 1, buffers) if buffers else None
+
+    @staticmethod
+    def of(problem: Problem) -> "FlatProblem":
+        """Return one like a problem, with a layout of its own, so that no cache gives its P to others."""
+        buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
+        return FlatProblem(dataclasses.replace(problem.layout), problem.clients, buffers)
 
     def cohort(self, rnd: Round) -> Objective:
         return Flat(rnd.ids.shape[1])
@@ -138,9 +140,7 @@ def cost(
 ) -> Cost:
     """Return the bytes of a run of a method on a problem's model and clients, and its hours by a clock."""
     method.check(problem.layout)
-    buffers = 0 if problem.buffers0 is None else problem.buffers0.shape[-1]
-    layout = dataclasses.replace(problem.layout)  # its own: no cache gives these P to anybody else
-    flat = FlatProblem(layout, problem.clients, buffers)
+    flat = FlatProblem.of(problem)
     changes: dict[str, Any] = {"lr": 1.0, "local_steps": 1}  # messages do not depend on them
     space = getattr(method, "space", None)
     if flat.x0.is_meta and space is not None and not isinstance(space, Identity):
@@ -160,7 +160,7 @@ def cost(
             before, last_round = loop.ledger.down.copy(), loop.last_round[0].copy()
             loop.step()
             totals.append((int(loop.ledger.up.sum()), int(loop.ledger.down.sum())))
-            server.append(_bytes(loop.server))
+            server.append(bytes_of(loop.server))
             sent = (loop.ledger.down - before)[0]
             for client in np.flatnonzero(sent):
                 lag = 0 if last_round[client] < 0 else int(loop.t - 1 - last_round[client])
@@ -184,7 +184,7 @@ def cost(
     growth = [later - before for before, later in zip(recent, recent[2:], strict=False)]
     log = min(max(0, min(growth, default=0) // 2) * (rounds - loop.t), flat.x0.nbytes)
     held = (server[-1] if loop.t == rounds else max(recent)) + log
-    state = _bytes(clients.state)
+    state = bytes_of(clients.state)
     sending = max(flat.x0.nbytes, int(up))  # x in full, as Flower holds it, then a round's replies
     return Cost(
         up_round=up / clients_per_round,
@@ -210,7 +210,7 @@ def _server_step(loop: Loop) -> int:
         live.count([*wire.pack(loop.server).values(), *wire.pack(up).values()])
         start = live.now
         loop.method.server_step(loop.server, up, rnd)
-    return int(live.peak - start + _bytes(up))
+    return int(live.peak - start + bytes_of(up))
 
 
 def _later(
@@ -252,6 +252,6 @@ def _steady(totals: list[tuple[int, int]]) -> bool:
     return len(spent) == STEADY and np.array_equal(spent[2:], spent[:-2])
 
 
-def _bytes(state: Any) -> int:
+def bytes_of(state: Any) -> int:
     """Return the bytes of a state or message."""
     return sum(array.nbytes for array in wire.pack(state).values())

@@ -7,9 +7,7 @@ round since; both ends draw the P of any round from the shared seed.
 from dataclasses import dataclass
 from typing import Any
 
-from fedspan import Bundle, Downlink, Log, ModelSync, Round, Vector, register
-from fedspan.core.axes import Parts
-from fedspan.core.projector import LinearMap
+from fedspan import Bundle, Downlink, LinearMap, Log, ModelSync, Parts, Round, Vector, register
 from fedspan.core.sync import bytes_of
 
 LARGE_LOG = 1 << 24  # bytes of a log from which entries are dropped that no client lacks
@@ -35,7 +33,12 @@ class Changes(Downlink):
         return move, self.push(server.log, move, rnd)
 
     def rest(self, server: Bundle, P: LinearMap, rnd: Round) -> Parts:
-        return self.push(server.log, server.x.new_zeros(*server.x.shape[:-1], P.rank), rnd)
+        nothing = server.x.new_zeros(*server.x.shape[:-1], P.rank)
+        return self.push(server.log, self.entry(nothing, rnd), rnd)
+
+    def entry(self, move: Vector, rnd: Round) -> Any:
+        """Return a move as it is logged and sent."""
+        return move
 
     def push(self, log: Log, entry: Any, rnd: Round) -> Parts:
         """Return the log with this round's move, and as many before it as are cheaper than x."""

@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from fedspan import Bundle, Compressor, Round, Vector, register
+from fedspan import Bundle, Compressor, LinearMap, Parts, Round, Vector, register
 from fedspan.compressors.qsgd import QSGD
 from fedspan.compressors.topk import TopK
-from fedspan.core.axes import Parts
-from fedspan.core.projector import LinearMap
 from fedspan.core.refusals import needs_contractive, needs_unbiased
 from fedspan.core.tables import accept_choices
 from fedspan.downlinks.changes import Changes
@@ -44,7 +42,7 @@ class Coded(Changes):
 
     def send(self, server: Bundle, move: Vector, P: LinearMap, rnd: Round) -> tuple[Vector, Parts]:
         w = move + P @ server.e
-        Q = self.compressor.compress(w, self.compressor.server_keys(rnd))
+        Q = self.entry(w, rnd)
         sent = self.opened(Q, P, rnd)
         return sent, {**self.push(server.log, Q, rnd), "e": P.T.put(w - sent, server.e)}
 
@@ -52,7 +50,5 @@ class Coded(Changes):
         keys = self.compressor.server_keys(rnd)
         return self.compressor.decompress(entry, P.rank, keys, rnd.layout.dtype)
 
-    def rest(self, server: Bundle, P: LinearMap, rnd: Round) -> Parts:
-        nothing = server.x.new_zeros(*server.x.shape[:-1], P.rank)
-        entry = self.compressor.compress(nothing, self.compressor.server_keys(rnd))
-        return self.push(server.log, entry, rnd)
+    def entry(self, move: Vector, rnd: Round) -> Any:
+        return self.compressor.compress(move, self.compressor.server_keys(rnd))

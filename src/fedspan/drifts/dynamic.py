@@ -16,11 +16,9 @@ from typing import Any
 
 import torch
 
-from fedspan import Bundle, Drift, Round, Vector, register
-from fedspan.core.axes import Parts
+from fedspan import Bundle, Drift, LinearMap, Parts, Round, Vector, register
 from fedspan.core.errors import positive
 from fedspan.core.objective import Plus
-from fedspan.core.projector import LinearMap
 
 
 @register

@@ -6,10 +6,9 @@ Local steps then descend on f_i(y) + (μ/2) ‖y − x‖². Inside a subspace y
 from dataclasses import dataclass
 from typing import Any
 
-from fedspan import Drift, Vector, register
+from fedspan import Drift, LinearMap, Vector, register
 from fedspan.core.errors import not_negative
 from fedspan.core.objective import Plus
-from fedspan.core.projector import LinearMap
 
 
 @register

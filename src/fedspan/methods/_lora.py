@@ -5,14 +5,14 @@
      3  local steps on u                                            K times;  send what u_i changed by
      4  u ← u + η_g mean_S (u_i − u)
 
-A block W (its projected axis last: a convolution is (out · kh · kw) × in) becomes W + (α/r) B A, where A is r × in. A
-starts with orthonormal rows that server and clients draw from the shared seed, B with zeros. u is all that is trained,
-flat and block by block, as a change from that start. Blocks without an adapter (biases, norms, heads) are trained in
+A block W (its projected axis last: a convolution is (out · kh · kw) × in) becomes W + B A, where A is r × in. A starts
+with orthonormal rows that server and clients draw from the shared seed, B with zeros. u is all that is trained, flat
+and block by block, as a change from that start. Blocks without an adapter (biases, norms, heads) are trained in
 full, unless they are frozen by `frozen_modules` of the projection.
 
 Differences from LoRA (Hu et al. 2021, arXiv:2106.09685): its A has Kaiming-uniform entries, with nearly orthogonal
-rows of norm 1/√3. Here the rows are orthonormal, so that the same α and step size go three times as far. There A acts
-on a whole patch of a convolution, here on its channels.
+rows of norm 1/√3, and W becomes W + (α/r) B A. Here the rows are orthonormal and the scale is 1. There A acts on a
+whole patch of a convolution, here on its channels.
 """
 
 from abc import abstractmethod
@@ -22,7 +22,6 @@ from typing import ClassVar
 import torch
 
 from fedspan import Block, Bundle, Layout, Log, ModelSync, Objective, Round, Server, Vector
-from fedspan.core.errors import positive
 from fedspan.core.method import Footprint
 from fedspan.core.objective import Direction
 from fedspan.core.projector import LinearMap, Rank, draw
@@ -36,15 +35,12 @@ class Adapted(LocalSteps):
     """Adapters on every projected block, averaged as they are."""
 
     rank: Rank = 0.1  # r: a number, a share of a block's inputs, or a table by name pattern
-    alpha: float | None = None  # α of the scale α/r; none: r, so that the scale is 1
     server: Server = Mean()  # what the server makes of the mean
     trains_a: ClassVar[bool] = True  # whether A is trained as well as B
 
     def __post_init__(self) -> None:
         super().__post_init__()
         Gaussian(rank=self.rank)  # checks the rank
-        if self.alpha is not None:
-            positive("alpha", self.alpha)
 
     @property
     def plain_sum(self) -> bool:  # type: ignore[override]
@@ -70,10 +66,6 @@ class Adapted(LocalSteps):
     def rank_of(self, block: Block) -> int:
         """Return r of a block with an adapter."""
         return Gaussian(rank=self.rank).rank_of(block)
-
-    def scale(self, block: Block) -> float:
-        """Return α/r of a block with an adapter."""
-        return 1.0 if self.alpha is None else self.alpha / self.rank_of(block)
 
     def sizes(self, layout: Layout) -> list[int]:
         """Return the number of trained values of each block."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedspan import Layout, Method, Optimizer, Round, SpecError, Vector
-from fedspan.core.errors import at_least, at_most, items, number, one_of, positive, shown
+from fedspan.core.errors import at_least, at_most, items, number, positive, shown
 from fedspan.core.method import Footprint, LearningRate
 from fedspan.core.objective import Direction
 from fedspan.core.registry import name_of
@@ -54,7 +54,6 @@ class LocalSteps(Method):
             )
         at_least("local_steps", self.local_steps, 1)
         at_most("local_steps", self.local_steps, 10**9)
-        one_of("schedule", self.schedule, ("constant", "linear", "cosine", "step"))
         at_least("warmup", self.warmup, 0)
         shares = items("milestones", self.milestones, "shares of the run")
         if not all(0 < number("milestones", share) < 1 for share in shares):
@@ -64,13 +63,23 @@ class LocalSteps(Method):
         object.__setattr__(self, "milestones", shares)
         positive("gamma", self.gamma)
 
+    def needs_plain_steps(self, why: str) -> None:
+        """Raise SpecError unless the local steps are those of SGD without momentum."""
+        if not self.local.plain or self.local.scaled:
+            raise SpecError(
+                f"`local` {name_of(self.local)!r} with these settings is not for {name_of(self)}, whose {why}; use sgd "
+                "without momentum"
+            )
+
     @property
     def spans_run(self) -> bool:  # type: ignore[override]
         """Whether `lr` follows a schedule; a warm-up alone does not depend on the length of the run."""
         return self.schedule != "constant"
 
     def footprint(self, layout: Layout) -> Footprint:
-        return Footprint(layout.size, self.local.size(layout.size))
+        space = getattr(self, "space", None)  # a step inside the subspace, if there is one
+        size = layout.size if space is None else space.size(layout)
+        return Footprint(size, self.local.size(size))
 
     def descend(
         self, start: Vector, direction: Direction, lr: float, origin: Vector | None = None

@@ -37,7 +37,6 @@ from fedspan import (
     Vector,
 )
 from fedspan.core.bundle import Ranges
-from fedspan.core.method import Footprint
 from fedspan.core.objective import Direction
 from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.refusals import check_axes
@@ -122,11 +121,6 @@ class Box(LocalSteps):
 
     def without_tests(self) -> Self:
         return replace(self, drift=self.drift.without_tests())
-
-    def footprint(self, layout: Layout) -> Footprint:
-        """A step inside the subspace."""
-        r = self.space.size(layout)
-        return Footprint(r, self.local.size(r))
 
     def measures(self, server: Bundle) -> Mapping[str, Any]:
         return self.drift.measures(server)

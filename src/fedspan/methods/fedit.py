@@ -2,8 +2,8 @@
 
 The box is that of `_lora`, with u = (B, A). Line 3 is
 
-        G ← ∇f_i(W + s B A; ξ),  s = α/r
-        B ← B − η_l s G Aᵀ,  A ← A − η_l s Bᵀ G                     both from the old values
+        G ← ∇f_i(W + B A; ξ)
+        B ← B − η_l G Aᵀ,  A ← A − η_l Bᵀ G                         both from the old values
 
 mean B_i times mean A_i is not the mean of B_i A_i: the server's model is not the mean of the clients' models. `ffalora`
 avoids this.
@@ -32,18 +32,18 @@ class FedIT(Adapted):
         return lambda u: self.chained(f.grad(self.merged(base, u, rnd)), u, rnd)
 
     def merged(self, base: Vector, u: Vector, rnd: Round) -> Vector:
-        """Return W + s B A, and the other blocks plus their change."""
+        """Return W + B A, and the other blocks plus their change."""
         out = []
         for w, (block, b, a) in zip(
             base.split(rnd.layout.sizes, -1), self.factors(u, rnd), strict=True
         ):
             if a is not None:
-                b = block.vector(self.scale(block) * (b @ a), u.shape[1])
+                b = block.vector(b @ a, u.shape[1])
             out.append(w + b)
         return torch.cat(out, -1)
 
     def chained(self, gradient: Vector, u: Vector, rnd: Round) -> Vector:
-        """Return the gradient for B and A, s G Aᵀ and s Bᵀ G, from that for the merged weights."""
+        """Return the gradient for B and A, G Aᵀ and Bᵀ G, from that for the merged weights."""
         out = []
         for g, (block, b, a) in zip(
             gradient.split(rnd.layout.sizes, -1), self.factors(u, rnd), strict=True
@@ -51,7 +51,7 @@ class FedIT(Adapted):
             if a is None:
                 out.append(g)
             else:
-                g = self.scale(block) * block.rows(g).unflatten(1, (u.shape[1], -1))
+                g = block.rows(g).unflatten(1, (u.shape[1], -1))
                 out += [(g @ a.mT).flatten(2), (b.mT @ g).flatten(2)]
         return torch.cat(out, -1)
 

@@ -36,8 +36,7 @@ from fedspan import (
     Vector,
     register,
 )
-from fedspan.core.errors import one_of, positive
-from fedspan.core.method import Footprint
+from fedspan.core.errors import positive
 from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.core.registry import name_of
 from fedspan.methods.base import LocalSteps
@@ -60,7 +59,6 @@ class FedSub(LocalSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("variant", self.variant, ("zero_sum", "stale"))
         positive("server_lr", self.server_lr)
         if not isinstance(self.local, SGD):
             raise SpecError(
@@ -74,11 +72,6 @@ class FedSub(LocalSteps):
     def check(self, layout: Layout) -> None:
         """Raise SpecError if the rank does not fit every block."""
         self.space.size(layout)
-
-    def footprint(self, layout: Layout) -> Footprint:
-        """A step inside the subspace."""
-        r = self.space.size(layout)
-        return Footprint(r, self.local.size(r))
 
     def subspace(self, rnd: Round, t: int | None = None) -> LinearMap:
         """P_t, of this round by default."""

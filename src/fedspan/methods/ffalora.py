@@ -2,12 +2,11 @@
 
 The box is that of `_lora`, with u = B. Line 3 is
 
-        B ← B − η_l s ∇f_i(W + s B A; ξ) Aᵀ,  s = α/r
+        B ← B − η_l ∇f_i(W + B A; ξ) Aᵀ
 
 A is the same everywhere, so mean (B_i A) = (mean B_i) A: unlike in FedIT, the server's model is the mean of the
 clients' models. This is training inside one subspace that never changes: SubAvg with a single P, and FedAvg at full
-rank. A local step asks the objective for P ∇f(x + Pᵀz), which networks compute without a full gradient. Plain steps
-move s B by −η_l s² ∇f Aᵀ, so s has the same effect as the step size.
+rank. A local step asks the objective for P ∇f(x + Pᵀz), which networks compute without a full gradient.
 
 Differences from the paper: plain local steps without the noise of differential privacy, and a server step size η_g,
 which is 1 there.
@@ -15,9 +14,7 @@ which is 1 there.
 
 from dataclasses import dataclass
 
-import torch
-
-from fedspan import Layout, Objective, Round, Vector, register
+from fedspan import Objective, Round, Vector, register
 from fedspan.core.objective import Direction
 from fedspan.methods._lora import Adapted
 
@@ -30,18 +27,7 @@ class FFALoRA(Adapted):
     trains_a = False
 
     def direction(self, f: Objective, base: Vector, rnd: Round) -> Direction:
-        gradient, s = f.restrict(base, self.start(rnd)), self.scales(base, rnd.layout)
-        return gradient if s is None else lambda u: s * gradient(s * u)
+        return f.restrict(base, self.start(rnd))
 
     def merged(self, base: Vector, u: Vector, rnd: Round) -> Vector:
-        s = self.scales(base, rnd.layout)
-        return base + self.start(rnd).T @ (u if s is None else s * u)
-
-    def scales(self, like: Vector, layout: Layout) -> Vector | None:
-        """Return s of every trained value; None if all are 1."""
-        if self.alpha is None:
-            return None
-        pairs = zip(layout.blocks, self.sizes(layout), strict=True)
-        return torch.cat(
-            [like.new_full((n,), 1.0 if b.axis is None else self.scale(b)) for b, n in pairs]
-        )
+        return base + self.start(rnd).T @ u

@@ -22,9 +22,8 @@ from typing import Literal
 
 import torch
 
-from fedspan import Bundle, Layout, Objective, Round, SpecError, Vector, register
-from fedspan.core.errors import below_one, one_of, positive
-from fedspan.core.registry import name_of
+from fedspan import Bundle, Layout, Objective, Round, Vector, register
+from fedspan.core.errors import below_one, positive
 from fedspan.methods.base import LocalSteps
 
 
@@ -43,16 +42,11 @@ class MimeLite(LocalSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("base", self.base, ("momentum", "adam"))
         below_one("beta1", self.beta1)
         below_one("beta2", self.beta2)
         positive("eps", self.eps)
         positive("server_lr", self.server_lr)
-        if not self.local.plain or self.local.scaled:
-            raise SpecError(
-                f"`local` {name_of(self.local)!r} with these settings is not for mimelite, whose `base` is the "
-                "optimizer of its local steps; use sgd without momentum"
-            )
+        self.needs_plain_steps("`base` is the optimizer of its local steps")
 
     def init_server(self, x0: Vector, layout: Layout) -> Bundle:
         zeros = torch.zeros_like(x0)

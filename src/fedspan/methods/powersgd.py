@@ -111,8 +111,7 @@ class PowerSGD(LocalSteps):
 
     def apply_entry(self, copy: Vector, entry: Vector, rnd: Round) -> Vector:
         """Return x + Pᵀ δ; an entry holds δ, then P."""
-        sizes = (self.rank_of(b) * b.inputs for b in self.side(rnd).blocks if b.axis is not None)
-        own = entry.shape[-1] - sum(sizes)
+        own = entry.shape[-1] - sum(self.sizes(rnd))
         moved: Vector = self.subspace(entry[..., own:], rnd).T @ entry[..., :own]
         return copy + moved
 
@@ -134,22 +133,23 @@ class PowerSGD(LocalSteps):
         ]
         return Layout(tuple(blocks), rnd.layout.dtype)
 
+    def sizes(self, rnd: Round) -> list[int]:
+        """Return the number of values of P in each block; 0 where it is sent in full."""
+        return [0 if b.axis is None else self.rank_of(b) * b.inputs for b in self.side(rnd).blocks]
+
     def basis(self, server: Bundle, rnd: Round) -> Any:
         """Return P of this round: from the replies of the round before, or drawn if there are none."""
-        matrices = [
-            (number, b) for number, b in enumerate(self.side(rnd).blocks) if b.axis is not None
-        ]
         held, dtype = server.get("columns" if rnd.t % 2 else "rows"), rnd.layout.dtype
         if held is None:
             keys = seeds.keys(rnd.seeds, "powersgd", rnd.t % 2)
             drawn = [torch.zeros(len(rnd.seeds), 0, dtype=dtype)]
-            for number, b in matrices:
-                own = seeds.children(keys, np.full(keys.shape, number))
-                p = Gaussian().factor(b.inputs, self.rank_of(b), own, dtype).p
-                drawn.append(p.flatten(1))
+            for number, b in enumerate(self.side(rnd).blocks):
+                if b.axis is not None:
+                    own = seeds.children(keys, np.full(keys.shape, number))
+                    p = Gaussian().factor(b.inputs, self.rank_of(b), own, dtype).p
+                    drawn.append(p.flatten(1))
             return torch.cat(drawn, 1).unsqueeze(1)
-        size = sum(self.rank_of(b) * b.inputs for _, b in matrices)
-        if (held.shape, held.dtype) != ((len(rnd.seeds), 1, size), dtype):
+        if (held.shape, held.dtype) != ((len(rnd.seeds), 1, sum(self.sizes(rnd))), dtype):
             raise CheckpointError(
                 "the checkpoint is damaged: its P is of another shape or type; start the run again"
             )
@@ -157,14 +157,10 @@ class PowerSGD(LocalSteps):
 
     def subspace(self, basis: Vector, rnd: Round) -> LinearMap:
         """Return P as a map."""
-        side, factors, at = self.side(rnd), list[Factor | None](), 0
-        for block in side.blocks:
-            factor = None
-            if block.axis is not None:
-                r = self.rank_of(block)
-                p = basis[:, 0, at : at + r * block.inputs].unflatten(-1, (r, -1))
-                factor, at = Dense(p, p), at + r * block.inputs
-            factors.append(factor)
+        side, factors = self.side(rnd), list[Factor | None]()
+        for block, part in zip(side.blocks, basis[:, 0].split(self.sizes(rnd), -1), strict=True):
+            p = None if block.axis is None else part.unflatten(-1, (-1, block.inputs))
+            factors.append(None if p is None else Dense(p, p))
         return LinearMap(side, tuple(factors), basis.new_zeros(len(basis), 1, 1))
 
     def turned(self, P: LinearMap, z: Vector) -> Vector:

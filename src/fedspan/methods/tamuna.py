@@ -26,10 +26,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedspan import Bundle, Layout, Log, ModelSync, Objective, Round, SpecError, Vector, register
+from fedspan import Bundle, Layout, Log, ModelSync, Objective, Round, Vector, register
 from fedspan.core import seeds
-from fedspan.core.errors import at_least, one_of
-from fedspan.core.registry import name_of
+from fedspan.core.errors import at_least
 from fedspan.methods.base import LocalSteps
 
 
@@ -45,14 +44,9 @@ class Tamuna(LocalSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("steps", self.steps, ("random", "fixed"))
         if self.owners is not None:
             at_least("owners", self.owners, 2)
-        if not self.local.plain or self.local.scaled:
-            raise SpecError(
-                f"`local` {name_of(self.local)!r} with these settings is not for {name_of(self)}, whose corrections "
-                "are end points of plain steps; use sgd without momentum"
-            )
+        self.needs_plain_steps("corrections are end points of plain steps")
 
     def init_server(self, x0: Vector, layout: Layout) -> Bundle:
         return Bundle(x=x0, log=Log())
@@ -99,10 +93,9 @@ class Tamuna(LocalSteps):
     def empty_round(self, server: Bundle, rnd: Round) -> Bundle:
         return self._pushed(server, server.x, rnd)
 
-    def apply_entry(self, copy: Vector, entry: Any, rnd: Round) -> Vector:
+    def apply_entry(self, copy: Vector, entry: Vector, rnd: Round) -> Vector:
         """Return x after the round, which is the entry itself."""
-        x: Vector = entry
-        return x
+        return entry
 
     def _pushed(self, server: Bundle, x: Vector, rnd: Round) -> Bundle:
         """Log x, and keep those of the clients' last rounds."""
@@ -120,7 +113,7 @@ class Tamuna(LocalSteps):
     def _places(self, part: torch.Tensor, d: int, rnd: Round) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the numbers of the values that each client sends, (runs, clients, n), and which of them exist."""
         column, cohort = part.long().split(1, -1)
-        s = self._owners(cohort)
+        s = cohort.clamp(1, self.owners)
         if part.is_meta:  # no values: as many as clients of this round send
             most = rnd.ids.shape[1]
             n = -(-min(self.owners or most, most) * d // most)
@@ -129,14 +122,11 @@ class Tamuna(LocalSteps):
         places = (column + cohort * torch.arange(n)) // s
         return places.clamp(max=d - 1), (places < d) & (cohort > 0)
 
-    def _owners(self, cohort: torch.Tensor) -> torch.Tensor:
-        return cohort.clamp(1, self.owners)
-
     def _spread(self, v: Vector, part: torch.Tensor, like: Vector, rnd: Round) -> Vector:
         """Return (η/η_l) q_i ∘ v_i as d values, from those that are sent."""
         places, there = self._places(part, like.shape[-1], rnd)
         cohort = part[..., 1:].to(v.dtype)
-        s = self._owners(cohort)
+        s = cohort.clamp(1, self.owners)
         share = torch.where(cohort > s, cohort * (s - 1) / (s * (cohort - 1)), 1.0)
         scaled = share / (self.local_steps * self.rate(rnd)) * torch.where(there, v, 0.0)
         return torch.zeros_like(like).scatter_add_(-1, places, scaled)
@@ -146,10 +136,9 @@ class Tamuna(LocalSteps):
         part = part.expand(*v.shape[:2], 2)
         return Bundle(h=h - self._spread(v, part, h, rnd), part=part.contiguous())
 
-    def _correction(self, client: Bundle, sync: ModelSync, rnd: Round) -> Vector:
+    def _correction(self, client: Bundle, sync: ModelSync, rnd: Round) -> Any:
         """Return h_i: line 6 of the round in which each client last took part, with the x of that round."""
-        h: Vector = client.h
-        part = client.part
+        h, part = client.h, client.part
         for t in np.unique(rnd.last_round[rnd.last_round >= 0]).tolist():
             places, _ = self._places(part, h.shape[-1], rnd)
             x = sync.log.at(t).expand_as(h).gather(-1, places)

@@ -14,9 +14,8 @@ from typing import Literal
 
 import torch
 
-from fedspan import Optimizer, Vector, register
-from fedspan.core.errors import below_one, not_negative, one_of, positive
-from fedspan.core.projector import LinearMap
+from fedspan import LinearMap, Optimizer, Vector, register
+from fedspan.core.errors import below_one, not_negative, positive
 
 
 @register
@@ -31,7 +30,6 @@ class AdamW(Optimizer):
     moments: Literal["reset", "project"] = "reset"  # memory between a client's rounds
 
     def __post_init__(self) -> None:
-        one_of("moments", self.moments, ("reset", "project"))
         below_one("beta1", self.beta1)
         below_one("beta2", self.beta2)
         positive("eps", self.eps)

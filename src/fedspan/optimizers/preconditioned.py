@@ -24,8 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Block, Bundle, Layout, Optimizer, Vector, register
-from fedspan.core.axes import Parts
+from fedspan import Block, Bundle, Layout, Optimizer, Parts, Vector, register
 from fedspan.core.errors import below_one, positive
 from fedspan.core.projector import Factor, LinearMap
 

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from fedspan.core.axes import Optimizer
-from fedspan.core.errors import SpecError, below_one, one_of
+from fedspan.core.errors import SpecError, below_one
 from fedspan.core.layout import Vector
 from fedspan.core.registry import register
 
@@ -25,7 +25,6 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         below_one("momentum", self.momentum)
-        one_of("moments", self.moments, ("reset", "project"))
         if self.moments != "reset" and self.plain:
             raise SpecError(f"`moments` {self.moments!r}: plain steps have none; set `momentum`")
 

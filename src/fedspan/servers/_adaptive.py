@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedspan import Bundle, Round, Server, Vector
-from fedspan.core.axes import Parts
+from fedspan import Bundle, LinearMap, Parts, Round, Server, Vector
 from fedspan.core.errors import below_one, positive
-from fedspan.core.projector import LinearMap
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,8 @@ It bounds x where directions have no size, as in FedSMU: entries of ±1 keep |x_
 
 from dataclasses import dataclass, field
 
-from fedspan import Bundle, Round, Server, Vector, register
-from fedspan.core.axes import Parts
+from fedspan import Bundle, LinearMap, Parts, Round, Server, Vector, register
 from fedspan.core.errors import not_negative
-from fedspan.core.projector import LinearMap
 
 
 @register

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Bundle, Round, Server, Vector, register
-from fedspan.core.axes import Parts
-from fedspan.core.projector import LinearMap
+from fedspan import Bundle, LinearMap, Parts, Round, Server, Vector, register
 
 
 @register

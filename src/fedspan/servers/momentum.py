@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Bundle, Round, Server, Vector, register
-from fedspan.core.axes import Parts
+from fedspan import Bundle, LinearMap, Parts, Round, Server, Vector, register
 from fedspan.core.errors import below_one
-from fedspan.core.projector import LinearMap
 
 
 @register

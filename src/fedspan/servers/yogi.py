@@ -8,20 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from fedspan import Vector, register
-from fedspan.core.errors import below_one
-from fedspan.servers._adaptive import Adaptive
+from fedspan.servers.adam import Adam
 
 
 @register
 @dataclass(frozen=True)
-class Yogi(Adaptive):
+class Yogi(Adam):
     """v falls slowly."""
 
     beta2: float = 0.99  # β_2: 1 − β_2 is the share of Δ² by which v moves
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        below_one("beta2", self.beta2)
 
     def second_moment(self, v: Vector, square: Vector) -> Vector:
         return v - (1 - self.beta2) * square * torch.sign(v - square)

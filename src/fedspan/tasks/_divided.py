@@ -1,9 +1,7 @@
 """Tasks whose examples are divided among clients by a partition: data sets by name, or your own files."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,8 +24,7 @@ from fedspan.data.user_tables import Division, Kind, OwnData
 from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import narrowed
 from fedspan.nn.models import Norm, build
-from fedspan.tasks._imports import model_from
-from fedspan.tasks._module import Material, ModuleTask
+from fedspan.tasks._module import Material, ModuleTask, model_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +60,7 @@ class DividedTask(ModuleTask):
             for split, amount in zip(self.splits(), amounts, strict=True)
         )
         parts = self.partition.split(train.y, seed, train.owner)
-        names = [str(number) for number in range(len(parts))]
-        classes = [str(number) for number in range(int(train.y.max()) + 1)]
+        names, classes = ([*map(str, range(n))] for n in (len(parts), int(train.y.max()) + 1))
         return Division(train, test, parts, names, classes)
 
     @property
@@ -95,10 +91,9 @@ class DividedTask(ModuleTask):
             names, sizes = np.unique(texts(train[goal]), return_counts=True)
             counts = dict(zip(names.tolist(), sizes.tolist(), strict=True))
             classes = sorted({*counts, *texts(test[goal]).tolist()})
-        facts = describe(train, data, data.others, f"client {client}")
         return {
             "examples": len(train[goal]),
-            "facts": facts,
+            "facts": describe(train, data, data.others, f"client {client}"),
             "classes": classes,
             "counts": counts,
             "others": data.others,
@@ -150,16 +145,7 @@ class NetworkTask(DividedTask):
         """The data, divided among clients, and the network."""
         if self.tabular:
             data = self.tables(seed, dtype)
-            model = self._network((data.width,), data.outputs, seed)
-            loss = None if data.classes else F.mse_loss
-            return Material(
-                model.to(dtype),
-                list(data.values()),
-                data.test,
-                loss=loss,
-                names=tuple(data),
-                tables=data,
-            )
+            return self._of_tables(data, seed, list(data.values()), data.test, names=tuple(data))
         found = self.division(seed)
         x, *x_test = self._scaled(found, dtype)
         every = [torch.from_numpy(one.y) for one in (found.train, found.test) if one is not None]
@@ -200,17 +186,18 @@ class NetworkTask(DividedTask):
             classes=agreed["classes"],
             dtype=dtype,
         )
-        model = self._network((data.width,), data.outputs, seed).to(dtype)
         here = [] if client is None else [client]
         clients = Clients(count, lambda _: [*data.values()], here=here)
-        return Material(
-            model,
-            clients,
-            data.test if client is None else None,
-            loss=None if data.classes else F.mse_loss,
-            tables=data,
-            counts=agreed.get("counts"),
-        )
+        tests = data.test if client is None else None
+        return self._of_tables(data, seed, clients, tests, counts=agreed.get("counts"))
+
+    def _of_tables(
+        self, data: TableData, seed: int, clients: Sequence[Any], test: Any, **more: Any
+    ) -> Material:
+        """A network for the features of tables, and clients with parts of them."""
+        model = self._network((data.width,), data.outputs, seed).to(data.dtype)
+        loss = None if data.classes else F.mse_loss
+        return Material(model, clients, test, loss=loss, tables=data, **more)
 
     def _network(self, shape: tuple[int, ...], outputs: int, seed: int) -> nn.Module:
         if ":" in self.model:
@@ -220,6 +207,7 @@ class NetworkTask(DividedTask):
 
     def _scaled(self, found: Division, dtype: torch.dtype) -> list[Tensor]:
         """Inputs as tensors, each column or channel with mean 0 and deviation 1 over the training examples."""
+        own = isinstance(self.data, OwnData)
         both = [one.x for one in (found.train, found.test) if one is not None]
         if both[0].dtype == np.uint8 and both[0].ndim > 2:
             # images become (n, channels, height, width), from 0 to 1
@@ -231,22 +219,18 @@ class NetworkTask(DividedTask):
             made = []
             for one in both:
                 images = torch.from_numpy(one.copy()).to(dtype).div_(255)
-                images = (
-                    images.unsqueeze(1)
-                    if images.dim() == 3
-                    else images.permute(0, 3, 1, 2).contiguous()
-                )
+                gray = images.dim() == 3
+                images = images.unsqueeze(1) if gray else images.permute(0, 3, 1, 2).contiguous()
                 made.append(F.avg_pool2d(images, shrink) if shrink > 1 else images)
         else:
             made = [
                 narrowed(torch.from_numpy(one.astype(np.float64)), dtype, "`task.data`")
                 for one in both
             ]
-        if isinstance(self.data, OwnData) and self.data.standardize != "pooled":
+        if own and self.data.standardize != "pooled":
             return made
         axes = [axis for axis in range(made[0].dim()) if axis != 1]
-        of_sample = not isinstance(self.data, OwnData)
         mean = made[0].mean(axes, keepdim=True)
-        deviation = made[0].std(axes, correction=int(of_sample), keepdim=True)
+        deviation = made[0].std(axes, correction=int(not own), keepdim=True)
         # a constant column stays
         return [(one - mean) / deviation.where(deviation > 0, 1) for one in made]

@@ -1,7 +1,5 @@
 """What text tasks share: texts as tokens, and the precision of the model."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Classification: images by name or data of your own, a partition into clients, and a network."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

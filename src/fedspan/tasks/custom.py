@@ -7,8 +7,6 @@ A Hugging Face model is trained by its own loss, on tokenized text. Across machi
 alone, the server `model`, `test` and `validation`.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import random
@@ -27,8 +25,7 @@ from fedspan.core.registry import register
 from fedspan.core.seeds import torch_generator
 from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import table_columns
-from fedspan.tasks._imports import checked_model
-from fedspan.tasks._module import Material, ModuleTask
+from fedspan.tasks._module import Material, ModuleTask, checked_model
 
 STATISTICS = (
     "running_mean",

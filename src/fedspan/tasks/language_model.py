@@ -3,8 +3,6 @@
 A role's text is cut into blocks of tokens. Its last part is not trained on; those parts of all roles are the test set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

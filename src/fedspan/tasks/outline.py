@@ -1,7 +1,5 @@
 """The shapes of a Hugging Face model, from its config.json alone: what `fedspan plan` needs, and no data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn

@@ -1,7 +1,5 @@
 """Predicting numbers from a table of your own, by squared error: features in, one or several numbers out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Text classification: customers' questions or texts of your own, and a pre-trained encoder with a new head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -9,10 +9,8 @@ error of c_i most: it is multiplied by 1 − 2α + α²(1 + ω) on average.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedspan import Bundle, Drift, SpecError, Vector, register
-from fedspan.core.axes import Parts
+from fedspan import Bundle, Drift, LinearMap, Parts, SpecError, Vector, register
 from fedspan.core.errors import positive_share, shown
-from fedspan.core.projector import LinearMap
 from fedspan.core.refusals import needs_contractive, needs_unbiased
 from fedspan.uplinks._compressed import Compressed
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Bundle, Round, Vector, register
-from fedspan.core.axes import Parts
-from fedspan.core.projector import LinearMap
+from fedspan import Bundle, LinearMap, Parts, Round, Vector, register
 from fedspan.uplinks._compressed import Compressed
 
 

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Bundle, Vector, register
-from fedspan.core.axes import Parts
+from fedspan import Bundle, LinearMap, Parts, Vector, register
 from fedspan.core.errors import positive_share
-from fedspan.core.projector import LinearMap
 from fedspan.uplinks._compressed import Compressed
 
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Bundle, Compressor, Drift, Uplink, Vector, register
-from fedspan.core.axes import Parts
+from fedspan import Bundle, Compressor, Drift, LinearMap, Parts, Uplink, Vector, register
 from fedspan.core.errors import positive_share
-from fedspan.core.projector import LinearMap
 from fedspan.core.refusals import needs_contractive, needs_controls
 from fedspan.core.tables import accept_choices
 

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedspan import Bundle, Uplink, Vector, register
+from fedspan import Bundle, LinearMap, Parts, Uplink, Vector, register
 from fedspan.compressors.sign import Sign
-from fedspan.core.axes import Parts
 from fedspan.core.errors import below_one
-from fedspan.core.projector import LinearMap
 
 
 @register

@@ -58,21 +58,14 @@ def _read(file: Path) -> Data:
 
 def _sample(part: int) -> Data:
     about = {
-        "bank": ["card", "transfer", "account", "loan", "payment"],
-        "hospital": ["doctor", "pain", "appointment", "nurse", "results"],
-        "shop": ["shoes", "refund", "parcel", "size", "delivery"],
+        "bank": ["card", "transfer", "account", "loan"],
+        "hospital": ["doctor", "pain", "nurse", "results"],
+        "shop": ["shoes", "refund", "parcel", "size"],
     }
-    openings = [
-        "please help with my",
-        "question about the",
-        "when is my",
-        "problem with a",
-        "thanks for the",
-    ]
+    openings = ["please help with my", "question about the", "when is my", "problem with a"]
     draw, rows = random.Random(part), []  # noqa: S311
     for _ in range(120):
         name = CLASSES[part % 3] if part < CLIENTS and draw.random() < 0.8 else draw.choice(CLASSES)
-        rows.append(
-            (f"{draw.choice(openings)} {draw.choice(about[name])} {draw.choice(about[name])}", name)
-        )
+        words = draw.choice(openings), draw.choice(about[name]), draw.choice(about[name])
+        rows.append((" ".join(words), name))
     return _encoded(rows)

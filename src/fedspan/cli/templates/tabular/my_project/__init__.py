@@ -1,0 +1,1 @@
+"""A federated model over tables: `spec.toml` beside this package says how it is trained."""
