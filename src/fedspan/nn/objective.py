@@ -5,7 +5,7 @@ A cohort is batched in two ways. Chains of plain layers with a known loss have t
 than client by client for plain matrix products and slower for convolutions. Both need batches of equal shape, no
 running statistics and no randomness inside the network.
 
-`clip` and weight decay are applied here and nowhere else, by `finish_`, in every way of simulating a cohort.
+`clip` and weight decay are applied here and nowhere else, by `Finish`, in every way of simulating a cohort.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,24 +26,10 @@ from fedspan.core import seeds
 from fedspan.core.config import Training
 from fedspan.core.errors import DataError, SpecError, client_name
 from fedspan.core.layout import Vector
-from fedspan.core.objective import (
-    Direction,
-    Objective,
-    Plus,
-    term,
-)
-from fedspan.core.privacy import Privacy
+from fedspan.core.objective import Direction, Objective, Plus, term
 from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
-from fedspan.nn.batches import (
-    CPU,
-    Batch,
-    Tensors,
-    batch_size_of,
-    batches,
-    drawing,
-    placed,
-)
+from fedspan.nn.batches import CPU, Batch, Tensors, batch_size_of, batches, drawing, placed
 from fedspan.nn.chain import ChainDirection, Parts
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
 from fedspan.replies.noise import new_key, normal, rounded, uniform
@@ -51,36 +37,42 @@ from fedspan.replies.noise import new_key, normal, rounded, uniform
 if TYPE_CHECKING:
     from fedspan.nn.problem import TorchProblem
 
-PLAIN = Training()
 BATCH_OF_ONE = "Expected more than 1 value per channel"  # how torch's norms refuse it
 
 
-def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None) -> Vector:
-    """The gradient as a step uses it, in place: each client's clipped to the norm `clip`, then with weight decay.
+@dataclass(frozen=True, eq=False)
+class Finish:
+    """What a local step makes of a gradient, in place: clipped for each client, with weight decay, plus a method's own.
 
-    Inside a subspace g is P ∇f, y is z and base is P x; the weights that decay are base + y.
+    Inside a subspace the gradient is P ∇f, the point z and `base` P x; the weights that decay are base + z.
     """
-    if training.clip is not None:
-        length = g.norm(dim=-1, keepdim=True)
-        g.mul_((training.clip / length.clamp_min(1e-12)).clamp_max(1.0))
-    if training.weight_decay:
-        g.add_(training.weight_decay * (y if base is None else base + y))
-    return g
+
+    plus: Plus = None
+    base: Vector | None = None
+    training: Training = Training()
+
+    @property
+    def bare(self) -> bool:
+        """Whether nothing but `plus` is done."""
+        return self.training.clip is None and not self.training.weight_decay
+
+    def __call__(self, g: Vector, y: Vector) -> Vector:
+        training = self.training
+        if training.clip is not None:
+            length = g.norm(dim=-1, keepdim=True)
+            g.mul_((training.clip / length.clamp_min(1e-12)).clamp_max(1.0))
+        if training.weight_decay:
+            g.add_(training.weight_decay * (y if self.base is None else self.base + y))
+        return g if self.plus is None else g.add_(term(self.plus, y))
 
 
 class GradientDirection:
     """y ↦ ∇f(y) + plus, each call on the next batch; at the point of `in_place` no vector is copied per step."""
 
     def __init__(
-        self,
-        module: FlatModule | Restricted,
-        losses: Iterator[Loss],
-        plus: Plus = None,
-        training: Training = PLAIN,
-        base: Vector | None = None,
+        self, module: FlatModule | Restricted, losses: Iterator[Loss], finish: Finish
     ) -> None:
-        self.module, self.losses, self.plus = module, losses, plus
-        self.training, self.base = training, base
+        self.module, self.losses, self.finish = module, losses, finish
         self._place: Place | None = None
 
     @contextlib.contextmanager
@@ -94,43 +86,15 @@ class GradientDirection:
         if self._place is None or y is not self._place[0]:
             with self.in_place(y) as y:
                 return self(y)
-        _, g, backward = self._place
-        finishes = self.training.clip is not None or self.training.weight_decay
-        if self.plus is None or finishes:
-            g.zero_()
+        (_, g, backward), plus = self._place, self.finish.plus
+        begun = plus is not None and self.finish.bare
+        if plus is not None and begun:
+            g.copy_(term(plus, y))  # the backward pass adds to it
         else:
-            g.copy_(term(self.plus, y))  # the backward pass adds to it
+            g.zero_()
         with torch.inference_mode(False):
             backward(next(self.losses))
-        finish_(g, self.training, y, self.base)
-        return g.add_(term(self.plus, y)) if finishes and self.plus is not None else g
-
-
-@torch.inference_mode(False)
-def private_gradient(
-    at: FlatModule | Restricted,
-    examples: Iterator[list[Loss]],
-    privacy: Privacy,
-    expected: int,
-    y: Vector,
-) -> Vector:
-    """∇f(y) with differential privacy for each example (DP-SGD, Abadi et al. 2016).
-
-    The gradient of every example is clipped before they are added, noise is added to the sum, and the divisor is the
-    batch size, whatever the number of examples that were drawn. Examples are taken one by one, so that one gradient is
-    in memory; inside a subspace it has r numbers.
-    """
-    assert privacy.clip is not None
-    total, scale = torch.zeros_like(y, dtype=torch.float64), (privacy.noise or 0.0) * privacy.clip
-    for loss in next(examples):
-        g = at.grad(y, loss).double()
-        length = g.norm()
-        if torch.isfinite(length):  # an example without a gradient counts as zeros
-            total = total + g * (privacy.clip / length).clamp(max=1.0)
-    if scale:  # from the client's own machine, never from a shared seed
-        noise = normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
-        total = rounded(total + scale * noise, scale)
-    return (total / expected).to(y.dtype)
+        return g if begun else self.finish(g, y)
 
 
 class TorchObjective(Objective):
@@ -170,7 +134,7 @@ class TorchObjective(Objective):
                 batch = placed(source.take(part), problem.device)
                 g = problem.module.grad(x, self._loss(batch, number))
             total = total + g * (len(part) / len(source))
-        return finish_(total, replace(problem.training, clip=None), x)
+        return Finish(training=replace(problem.training, clip=None))(total, x)
 
     def direction(self, plus: Plus = None) -> Direction:
         """y ↦ ∇f_i(y) + plus, or + plus(y)."""
@@ -185,19 +149,33 @@ class TorchObjective(Objective):
     def _along(
         self, at: FlatModule | Restricted, plus: Plus, base: Vector | None = None
     ) -> Direction:
-        problem = self.problem
-        if problem.privacy is None:
-            return GradientDirection(at, self._losses, plus, problem.training, base)
+        finish = Finish(plus, base, self.problem.training)
+        if self.problem.privacy is None:
+            return GradientDirection(at, self._losses, finish)
+        return lambda y: finish(self._private(at, y), y)
+
+    @torch.inference_mode(False)
+    def _private(self, at: FlatModule | Restricted, y: Vector) -> Vector:
+        """∇f(y) with differential privacy for each example (DP-SGD, Abadi et al. 2016).
+
+        The gradient of every example is clipped before they are added, noise is added to the sum, and the divisor is
+        the batch size, whatever the number of examples that were drawn. Examples are taken one by one, so that one
+        gradient is in memory; inside a subspace it has r numbers.
+        """
+        problem, privacy = self.problem, self.problem.privacy
+        assert privacy is not None
+        assert privacy.clip is not None
+        scale, total = (privacy.noise or 0.0) * privacy.clip, torch.zeros_like(y).double()
+        for loss in next(self._examples):
+            g = at.grad(y, loss).double()
+            length = g.norm()
+            if torch.isfinite(length):  # an example without a gradient counts as zeros
+                total = total + g * (privacy.clip / length).clamp(max=1.0)
+        if scale:  # from the client's own machine, never from a shared seed
+            noise = normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
+            total = rounded(total + scale * noise, scale)
         expected = min(problem.batch_size, len(problem.client_data[self.client]))
-        gradient = functools.partial(
-            private_gradient, at, self._examples, problem.privacy, expected
-        )
-
-        def direction(y: Vector) -> Vector:
-            g = finish_(gradient(y), problem.training, y, base)
-            return g if plus is None else g + term(plus, y)
-
-        return direction
+        return (total / expected).to(y.dtype)
 
     def _loss(self, batch: Batch, number: int) -> Loss:
         """f on a batch. What the network draws (dropout) is decided by (seed, round, client, step) alone."""
@@ -284,18 +262,11 @@ class Cohort(Objective):
 
     def _along(self, plus: Plus, x: Vector | None = None, P: LinearMap | None = None) -> Direction:
         problem, batches, clients = self.problem, self.batches, self.rnd.ids.size
-        training, layout = problem.training, problem.layout
-        base = P @ x if P is not None and x is not None and training.weight_decay else None
-
-        def finished(g: Vector, y: Vector) -> Vector:
-            finish_(g, training, y, base)
-            return g if plus is None else g.add_(term(plus, y))
-
+        layout, decays = problem.layout, problem.training.weight_decay
+        base = P @ x if P is not None and x is not None and decays else None
+        finish = Finish(plus, base, problem.training)
         if self.formulas is not None:
-            bare = training.clip is None and not training.weight_decay
-            return ChainDirection(
-                self.formulas, layout, clients, x, P, batches, plus, finished, bare
-            )
+            return ChainDirection(self.formulas, layout, clients, x, P, batches, finish)
 
         def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
             def model(*args: Any, **kwargs: Any) -> Any:
@@ -311,7 +282,7 @@ class Cohort(Objective):
                 weights = {name: part[0] for name, part in own.items()}
                 found = vmap(grad(loss))(weights, *(part[:, place].clone() for part in parts))
                 g = layout.join({name: part.unsqueeze(0) for name, part in found.items()})
-            return finished(g if P is None else P @ g, y)
+            return finish(g if P is None else P @ g, y)
 
         return by_vmap
 
