@@ -14,6 +14,7 @@ A DataLoader keeps its batches, and the run's seed decides their order. `batch_s
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from fedspan.core import seeds
@@ -44,30 +46,40 @@ class ClientData(Protocol):
         """A batch of the examples with these numbers."""
 
 
+def on_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """The batch with a function applied to each of its tensors."""
+    if isinstance(batch, Mapping):
+        return {name: on_tensors(function, one) for name, one in batch.items()}
+    if isinstance(batch, list | tuple):
+        return tuple(on_tensors(function, one) for one in batch)
+    return function(batch) if isinstance(batch, Tensor) else batch
+
+
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """Examples as tensors of equal length; with names, a batch is a mapping of them.
+    """Examples as tensors of equal length, in the form of a batch: a tuple or a mapping of them.
 
-    If there are several `inputs`, by number or by name, they are the first parts, and the first part of a batch is a
-    tuple or a mapping of them.
+    The first part of a tuple may be a tuple or a mapping itself, of several inputs.
     """
 
-    parts: tuple[Tensor, ...]
-    names: tuple[str, ...] = ()
-    inputs: int | tuple[str, ...] = 0
+    rows: Batch
+
+    @functools.cached_property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors in order."""
+        return tuple(tree_leaves(self.rows))
+
+    @property
+    def flat(self) -> bool:
+        """Whether batches are tuples of tensors."""
+        return all(isinstance(part, Tensor) for part in self.rows)
 
     def __len__(self) -> int:
         return self.parts[0].shape[0]
 
     def take(self, index: Tensor | slice) -> Batch:
         """Rows of each tensor."""
-        rows = tuple(part[index] for part in self.parts)
-        if self.inputs:
-            count = self.inputs if isinstance(self.inputs, int) else len(self.inputs)
-            named = not isinstance(self.inputs, int)
-            first = dict(zip(self.inputs, rows, strict=False)) if named else rows[:count]  # type: ignore[arg-type]
-            return first, *rows[count:]
-        return dict(zip(self.names, rows, strict=True)) if self.names else rows
+        return on_tensors(lambda part: part[index], self.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +89,6 @@ class Items:
     data: Any
     collate: Callable[[list[Any]], Batch] = default_collate
     who: str = "a client"  # whose they are, for error messages
-    convert: Callable[[Batch, str], Batch] | None = None  # of a batch of `who`
 
     def __len__(self) -> int:
         return len(self.data)
@@ -87,7 +98,7 @@ class Items:
         rows: list[Any] = []
         try:
             rows.extend(self.data[i] for i in index.tolist())
-            batch = self.collate(rows)
+            return self.collate(rows)
         except FedspanError:
             raise
         except Exception as error:
@@ -95,7 +106,6 @@ class Items:
             if len(rows) < len(index):
                 what = f"example {int(index[len(rows)])} cannot be read"
             raise DataError(f"{self.who}: {what}: {one_line(error)}") from error
-        return batch if self.convert is None else self.convert(batch, self.who)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,18 +113,18 @@ class Loader:
     """Examples that have batches of their own."""
 
     data: ClientData
-    examples: Tensor | None  # numbers in `data` of one pass; None: all, each once
+    examples: Tensor  # numbers in `data` of one pass
     batch_size: int  # of most batches
     drop_last: bool = False
     ordered: bool = False
     sampler: Any = None  # gives the batches of a pass as lists of numbers; None: they are cut from a shuffled pass
 
     def __len__(self) -> int:
-        return len(self.data) if self.examples is None else len(self.examples)
+        return len(self.examples)
 
     def take(self, index: Tensor) -> Batch:
         """A batch of the examples with these places in a pass."""
-        return self.data.take(index if self.examples is None else self.examples[index])
+        return self.data.take(self.examples[index])
 
     def draw(self, key: Key, first: int) -> Iterator[Tensor]:
         """The examples of a round's batches, pass after pass, by their numbers in `data`.
@@ -122,17 +132,14 @@ class Loader:
         Where order is kept, `first` batches come before the round.
         """
         for number in itertools.count():
-            skipped, size = 0, len(self)
             if self.sampler is not None:
                 found = drawn_batches(self.sampler, key(number))
             else:
-                order = torch.arange(size) if self.ordered else permutation(key(number), size)
+                order = self.examples if self.ordered else permutation(key(number), len(self))
                 found = list(order.split(self.batch_size))
                 if self.drop_last and len(found[-1]) < self.batch_size:
                     found.pop()
-            if self.ordered and number == 0:
-                skipped = first % len(found)
-            yield from found[skipped:]
+            yield from found[first % len(found) if self.ordered and number == 0 else 0 :]
 
 
 class Clients(Sequence[Any]):
@@ -179,13 +186,7 @@ def sizes_of(clients: Sequence[ClientData]) -> npt.NDArray[np.float64]:
 
 def placed(batch: Batch, device: torch.device) -> Batch:
     """The batch with its tensors on a device."""
-    if device.type == "cpu":
-        return batch
-    if isinstance(batch, Mapping):
-        return {name: placed(one, device) for name, one in batch.items()}
-    if isinstance(batch, list | tuple):
-        return tuple(placed(one, device) for one in batch)
-    return batch.to(device) if isinstance(batch, Tensor) else batch
+    return batch if device.type == "cpu" else on_tensors(lambda part: part.to(device), batch)
 
 
 def permutation(key: int, n: int) -> Tensor:

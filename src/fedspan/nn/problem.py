@@ -164,7 +164,7 @@ class TorchProblem(Problem):
         None where the network or the loss is another one.
         """
         data = self.client_data[self.here[0]]
-        if not isinstance(data, Tensors) or len(data.parts) != 2 or data.names or data.inputs:
+        if not isinstance(data, Tensors) or not data.flat or len(data.parts) != 2:
             return None
         here = self.device.type == "cpu" and self.module.same_dtype
         return chain_of(self.model, self.layout, self.loss, *data.parts) if here else None
@@ -181,9 +181,7 @@ class TorchProblem(Problem):
         if isinstance(data, Clients):
             tensors = data.sizes is not None  # they are known of tensors alone
         else:
-            tensors = all(
-                isinstance(one, Tensors) and not (one.names or one.inputs) for one in data
-            )
+            tensors = all(isinstance(one, Tensors) and one.flat for one in data)
         return tensors and len(np.unique(np.minimum(sizes_of(data), self.batch_size))) == 1
 
     @property

@@ -32,7 +32,7 @@ from torch.func import functional_call
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.metric import IGNORED
 from fedspan.metrics._collected import one_number
-from fedspan.nn.batches import Batch, ClientData, Items, Loader, Tensors, drawing, placed
+from fedspan.nn.batches import Batch, ClientData, Loader, Tensors, drawing, on_tensors, placed
 from fedspan.nn.client_data import narrowed
 
 OutputLoss = Callable[[Tensor, Tensor], Tensor]
@@ -374,13 +374,12 @@ def parts_of(inputs: Any) -> list[Tensor]:
 
 def cast_inputs(inputs: Any, floats: torch.dtype, others: torch.dtype | None, who: str) -> Any:
     """Inputs whose tensors have these types, floating-point ones the first and others the second; None: their own."""
-    if isinstance(inputs, Mapping):
-        return {name: cast_inputs(one, floats, others, who) for name, one in inputs.items()}
-    if isinstance(inputs, list | tuple):
-        return tuple(cast_inputs(one, floats, others, who) for one in inputs)
-    if not isinstance(inputs, Tensor) or others is None:
-        return inputs
-    return narrowed(inputs, floats if inputs.is_floating_point() else others, who)
+
+    def cast(part: Tensor) -> Tensor:
+        kind = floats if part.is_floating_point() else others
+        return part if kind is None else narrowed(part, kind, who)
+
+    return inputs if others is None else on_tensors(cast, inputs)
 
 
 def call_of(model: Any, inputs: Any) -> functools.partial[Any]:
@@ -434,18 +433,13 @@ def converted(data: ClientData, kind: ProblemKind, who: str) -> ClientData:
     if isinstance(data, Loader):
         return replace(data, data=converted(data.data, kind, who))
     if isinstance(data, Tensors):
-        if not data.inputs:
-            return Tensors(kind.batch(data.take(slice(None)), who))
-        inputs, *others = kind.batch(data.take(slice(None)), who)
-        return replace(data, parts=(*parts_of(inputs), *others))
-    if isinstance(data, Items):
-        return replace(data, convert=kind.batch, who=who)
+        return Tensors(kind.batch(data.take(slice(None)), who))
     return Converted(data, kind, who)
 
 
 @dataclass(frozen=True, eq=False)
 class Converted:
-    """Examples of a class of the user's own, which are converted batch by batch."""
+    """Examples that are converted batch by batch."""
 
     data: ClientData
     kind: ProblemKind

@@ -49,8 +49,7 @@ class Outline(Task):
         if settings.batch_size == "full":
             raise SpecError("`batch_size` is 'full', but an outline has no texts; give a number")
         with torch.device("meta"):
-            rows = batch_of(model, settings.examples_per_batch, self.length)
-            batch = Tensors(tuple(rows.values()), tuple(rows))
+            batch = Tensors(batch_of(model, settings.examples_per_batch, self.length))
         own = Settings(
             batch_size=settings.batch_size,
             device="meta",
