@@ -13,13 +13,15 @@ all that it does is to apply the model to the inputs and `cross_entropy`, `mse_l
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.projector import Factor, LinearMap
@@ -222,10 +224,10 @@ class Conv(Layer):
                 delta, self.h, self.full, None, *how, False, [0, 0], groups, [True, False, False]
             )[0].unsqueeze(0)
         if factor is None:
-            weight = torch.nn.grad.conv2d_weight(self.h, self.full.shape, delta, *self.how)
+            weight = conv2d_weight(self.h, self.full.shape, delta, *self.how)
         else:
             narrow, inner = channels(factor, self.how[3])(self.h), self.w.at[0].movedim(-1, 1)
-            weight = torch.nn.grad.conv2d_weight(narrow, inner.shape, delta, *self.how)
+            weight = conv2d_weight(narrow, inner.shape, delta, *self.how)
             weight = weight.movedim(1, -1)
         self.w.take(weight.unsqueeze(0))
         return down
@@ -255,9 +257,9 @@ def by_outputs(loss: KnownLoss, outputs: Tensor, targets: Tensor, *more: Tensor)
     if loss[0] is F.cross_entropy:  # (softmax − one-hot) / examples that count
         share, less = more
         return outputs.softmax(-1).scatter_add_(-1, targets, less).mul_(share)
-    if loss[0] is F.mse_loss:
-        return (outputs - targets).mul_(2 / outputs[0].numel())
-    return outputs.sigmoid().sub_(targets).mul_(1 / outputs[0].numel())
+    mse = loss[0] is F.mse_loss
+    off = outputs - targets if mse else outputs.sigmoid().sub_(targets)
+    return off.mul_((1 + mse) / outputs[0].numel())
 
 
 class _Symbol:
@@ -337,7 +339,6 @@ class ChainDirection:
             b.shape if factor is None else (b.shape[0], *b.shape[2:], factor.rank)
             for b, factor in zip(blocks, factors, strict=True)
         ]
-        self.weights: list[dict[str, Weight]] = []
         self._parts: Parts | None = None
 
     def __call__(self, y: Vector) -> Vector:
@@ -349,7 +350,7 @@ class ChainDirection:
     def descend(self, start: Vector, lr: float, steps: int) -> Vector:
         """The end point of plain steps."""
         at = [part.expand(self.clients, *part.shape[1:]).clone() for part in self._split(start)]
-        self._bind(at, None, lr)
+        self._bind(at, itertools.repeat(None), lr)
         plus = self._split(self.finish.plus) if isinstance(self.finish.plus, Tensor) else []
         for _ in range(steps):
             self._run(*next(self.batches))
@@ -357,10 +358,9 @@ class ChainDirection:
                 block.sub_(more, alpha=lr)
         # the work after the steps can use the memory of the point; what was seen of the inputs stays
         self.weights = []
-        for layer in self.layers:
-            kept = [name for name, one in vars(layer).items() if isinstance(one, Tensor | Weight)]
-            for name in kept:
-                delattr(layer, name)
+        for own in map(vars, self.layers):
+            for name in [name for name, one in own.items() if isinstance(one, Tensor | Weight)]:
+                del own[name]
         return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
 
     def _split(self, v: Vector) -> list[Tensor]:
@@ -368,15 +368,15 @@ class ChainDirection:
         parts = zip(v[0].split(self.sizes, 1), self.shapes, strict=True)
         return [part.unflatten(1, shape) for part, shape in parts]
 
-    def _bind(self, at: list[Tensor], grads: list[Tensor] | None, lr: float = 0.0) -> None:
+    def _bind(self, at: list[Tensor], grads: Iterable[Tensor | None], lr: float = 0.0) -> None:
         """Sets the point, as blocks (clients, *shape), and where its gradients go."""
-        self.weights = []
-        for share in self.shares:
-            outs = [None] * len(at) if grads is None else [grad[share] for grad in grads]
-            parts = zip(self.blocks, at, outs, strict=True)
-            self.weights.append(
-                {name: Weight(a[share], g, lr, x, factor) for (name, x, factor), a, g in parts}
-            )
+        self.weights = [
+            {
+                name: Weight(a[share], None if g is None else g[share], lr, x, factor)
+                for (name, x, factor), a, g in zip(self.blocks, at, grads, strict=False)
+            }
+            for share in self.shares
+        ]
 
     def _run(self, parts: Parts, place: slice) -> None:
         """The gradients on the batch in `place` of the gathered examples (clients, examples, …)."""

@@ -86,9 +86,8 @@ class TorchProblem(Problem):
         self.seeds, self.on_client = (seed,), on_client
         self.tests, self.client_tests = tests or {}, client_tests
         self.usage = dict(usage or {})
-        self.privacy = settings.dp  # of single examples
-        if settings.dp is not None and settings.dp.level != "example":
-            self.privacy = None
+        single = settings.dp is not None and settings.dp.level == "example"
+        self.privacy = settings.dp if single else None
         self.augment = augmentation(self.training.augment)
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
@@ -128,27 +127,28 @@ class TorchProblem(Problem):
             return self.client_data
         return [self.client_data[i] for i in self.here]
 
+    @functools.cached_property
+    def _sizes(self) -> Sequence[int] | None:
+        """The clients' numbers of examples where they are known without reading."""
+        return getattr(self.client_data, "sizes", None)
+
     def examples(self, client: int) -> int:
         """The number of training examples of a client."""
-        known = getattr(self.client_data, "sizes", None)
-        return len(self.client_data[client]) if known is None else int(known[client])
+        return len(self.client_data[client]) if self._sizes is None else int(self._sizes[client])
 
     def batches_of(self, client: int) -> float:
         """Mini-batches in one pass over a client's examples."""
-        if getattr(self.client_data, "sizes", None) is not None:
-            return self.examples(client) / self.batch_size
+        if self._sizes is not None:
+            return self._sizes[client] / self.batch_size
         return steps_per_epoch(self.client_data[client], self.batch_size)
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
         """Mini-batches in one pass over the mean client's examples."""
-        known = getattr(self.client_data, "sizes", None)
-        if known is not None:
-            mean = float(np.mean(known)) / self.batch_size
-        else:
-            passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
-            mean = float(np.mean(passes or [1.0]))
-        return max(1, round(mean))
+        if self._sizes is not None:
+            return max(1, round(float(np.mean(self._sizes)) / self.batch_size))
+        passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
+        return max(1, round(float(np.mean(passes or [1.0]))))
 
     def cohort(self, rnd: Round) -> Objective:
         """The objective of the one client in `rnd`, or of all of them as one batched computation."""
