@@ -14,7 +14,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,29 +40,29 @@ if TYPE_CHECKING:
 BATCH_OF_ONE = "Expected more than 1 value per channel"  # how torch's norms refuse it
 
 
-@dataclass(frozen=True, eq=False)
 class Finish:
     """What a local step makes of a gradient, in place: clipped for each client, with weight decay, plus a method's own.
 
-    Inside a subspace the gradient is P ∇f, the point z and `base` P x; the weights that decay are base + z.
+    Inside a subspace the gradient is P ∇f and the point z; the weights that decay are P x + z.
     """
 
-    plus: Plus = None
-    base: Vector | None = None
-    training: Training = Training()
-
-    @property
-    def bare(self) -> bool:
-        """Whether nothing but `plus` is done."""
-        return self.training.clip is None and not self.training.weight_decay
+    def __init__(
+        self,
+        training: Training,
+        plus: Plus = None,
+        x: Vector | None = None,
+        P: LinearMap | None = None,
+    ) -> None:
+        self.clip, self.decay, self.plus = training.clip, training.weight_decay, plus
+        self.bare = self.clip is None and not self.decay  # whether nothing but `plus` is done
+        self.base = P @ x if self.decay and P is not None and x is not None else None
 
     def __call__(self, g: Vector, y: Vector) -> Vector:
-        training = self.training
-        if training.clip is not None:
+        if self.clip is not None:
             length = g.norm(dim=-1, keepdim=True)
-            g.mul_((training.clip / length.clamp_min(1e-12)).clamp_max(1.0))
-        if training.weight_decay:
-            g.add_(training.weight_decay * (y if self.base is None else self.base + y))
+            g.mul_((self.clip / length.clamp_min(1e-12)).clamp_max(1.0))
+        if self.decay:
+            g.add_(self.decay * (y if self.base is None else self.base + y))
         return g if self.plus is None else g.add_(term(self.plus, y))
 
 
@@ -102,9 +102,9 @@ class TorchObjective(Objective):
 
     def __init__(self, problem: TorchProblem, rnd: Round, client: int) -> None:
         self.problem, self.rnd, self.client = problem, rnd, client
-        self.batches = self._draw()
-        self._losses = (self._loss(batch, number) for number, batch in enumerate(self.batches))
-        self._examples = self._draw_examples()
+        self._losses: Iterator[Any] = self._draw()
+        if problem.privacy is not None:
+            self._losses = self._draw_examples()
         problem.model.train()
 
     def begin(self, buffers: Vector | None) -> None:
@@ -119,37 +119,33 @@ class TorchObjective(Objective):
         """∇f_i(y) on the next mini-batch."""
         return self.direction()(y)
 
+    @torch.inference_mode(False)
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) over all of the client's examples; only mini-batch gradients are clipped."""
-        problem = self.problem
+        problem, source = self.problem, self.problem.client_data[self.client]
         if problem.privacy is not None:
             raise SpecError(
                 "a gradient over all of a client's data has no noise; with `privacy` use those of mini-batches"
             )
-        source = problem.client_data[self.client]
-        size = batch_size_of(source, problem.batch_size)
+        parts = torch.arange(len(source)).split(batch_size_of(source, problem.batch_size))
         total = torch.zeros_like(x)
-        for number, part in enumerate(torch.arange(len(source)).split(size)):
-            with torch.inference_mode(False):
-                batch = placed(source.take(part), problem.device)
-                g = problem.module.grad(x, self._loss(batch, number))
+        for number, part in enumerate(parts):
+            batch = placed(source.take(part), problem.device)
+            g = problem.module.grad(x, self._loss(batch, number))
             total = total + g * (len(part) / len(source))
-        return Finish(training=replace(problem.training, clip=None))(total, x)
+        return Finish(replace(problem.training, clip=None))(total, x)
 
     def direction(self, plus: Plus = None) -> Direction:
         """y ↦ ∇f_i(y) + plus, or + plus(y)."""
-        return self._along(self.problem.module, plus)
+        return self._along(self.problem.module, Finish(self.problem.training, plus))
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz) + plus, with no full gradient for the fused layers."""
         with torch.inference_mode(False):
             inside = self.problem.activate(x, P)
-        return self._along(inside, plus, P @ x if self.problem.training.weight_decay else None)
+        return self._along(inside, Finish(self.problem.training, plus, x, P))
 
-    def _along(
-        self, at: FlatModule | Restricted, plus: Plus, base: Vector | None = None
-    ) -> Direction:
-        finish = Finish(plus, base, self.problem.training)
+    def _along(self, at: FlatModule | Restricted, finish: Finish) -> Direction:
         if self.problem.privacy is None:
             return GradientDirection(at, self._losses, finish)
         return lambda y: finish(self._private(at, y), y)
@@ -166,7 +162,7 @@ class TorchObjective(Objective):
         assert privacy is not None
         assert privacy.clip is not None
         scale, total = (privacy.noise or 0.0) * privacy.clip, torch.zeros_like(y).double()
-        for loss in next(self._examples):
+        for loss in next(self._losses):
             g = at.grad(y, loss).double()
             length = g.norm()
             if torch.isfinite(length):  # an example without a gradient counts as zeros
@@ -194,17 +190,17 @@ class TorchObjective(Objective):
 
         return loss
 
-    def _draw(self) -> Iterator[Batch]:
+    def _draw(self) -> Iterator[Loss]:
         """Mini-batches, decided by (seed, round, client) alone; see `nn.batches` for those of a DataLoader."""
         problem, rnd = self.problem, self.rnd
         each = rnd.local_steps if rnd.steps is None else int(rnd.steps)  # K_i
-        source, first = problem.client_data[self.client], rnd.t * each
-        drawn = batches(source, problem.batch_size, functools.partial(self._key, "examples"), first)
+        source, key = problem.client_data[self.client], functools.partial(self._key, "examples")
+        drawn = batches(source, problem.batch_size, key, rnd.t * each)
         for number, (data, index) in enumerate(drawn):
             draws = not isinstance(data, Tensors)  # a Dataset may, such as random crops
             with drawing(self._key("load", number), CPU) if draws else contextlib.nullcontext():
                 batch = data.take(index)
-            yield self.augmented(batch, number)
+            yield self._loss(self.augmented(batch, number), number)
 
     def _draw_examples(self) -> Iterator[list[Loss]]:
         """Batches of single examples, each in a batch by a coin of the client's own."""
@@ -237,7 +233,7 @@ class Cohort(Objective):
     """f_i of all clients of a round, together."""
 
     def __init__(self, problem: TorchProblem, rnd: Round) -> None:
-        self.problem, self.rnd, self.formulas = problem, rnd, problem.formulas
+        self.problem, self.rnd = problem, rnd
         self.batches = _draw_all(problem, rnd)
         problem.model.train()
 
@@ -247,26 +243,19 @@ class Cohort(Objective):
 
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) of every client over all its examples, one after the other."""
-        alone = [
-            TorchObjective(self.problem, self.rnd, client) for client in self.rnd.ids[0].tolist()
-        ]
+        alone = [TorchObjective(self.problem, self.rnd, i) for i in self.rnd.ids[0].tolist()]
         return torch.cat([one.full_grad(x) for one in alone], 1)
 
     def direction(self, plus: Plus = None) -> Direction:
         """y ↦ ∇f_i(y) + plus, or + plus(y)."""
-        return self._along(plus)
+        return self.restrict(None, None, plus)
 
-    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+    def restrict(self, x: Vector | None, P: LinearMap | None, plus: Plus = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz) + plus; clipped is what a step uses, P ∇f."""
-        return self._along(plus, x, P)
-
-    def _along(self, plus: Plus, x: Vector | None = None, P: LinearMap | None = None) -> Direction:
         problem, batches, clients = self.problem, self.batches, self.rnd.ids.size
-        layout, decays = problem.layout, problem.training.weight_decay
-        base = P @ x if P is not None and x is not None and decays else None
-        finish = Finish(plus, base, problem.training)
-        if self.formulas is not None:
-            return ChainDirection(self.formulas, layout, clients, x, P, batches, finish)
+        layout, finish = problem.layout, Finish(problem.training, plus, x, P)
+        if problem.formulas is not None:
+            return ChainDirection(problem.formulas, layout, clients, x, P, batches, finish)
 
         def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
             def model(*args: Any, **kwargs: Any) -> Any:
@@ -278,8 +267,7 @@ class Cohort(Objective):
             parts, place = next(batches)
             at = y if P is None or x is None else x + P.T @ y
             with torch.inference_mode(False), torch.no_grad():
-                own = layout.split(at.expand(1, clients, -1).clone())
-                weights = {name: part[0] for name, part in own.items()}
+                weights = layout.split(at.expand(1, clients, -1)[0].clone())
                 found = vmap(grad(loss))(weights, *(part[:, place].clone() for part in parts))
                 g = layout.join({name: part.unsqueeze(0) for name, part in found.items()})
             return finish(g if P is None else P @ g, y)
@@ -297,18 +285,16 @@ def _draw_all(problem: TorchProblem, rnd: Round) -> Iterator[tuple[Parts, slice]
     lengths = [len(parts[0]) for parts in every]
     batch = min(problem.batch_size, lengths[0])
     keys = seeds.children(seeds.keys(rnd.seeds[:1], "examples", rnd.t), rnd.ids[0])
+    alike = ([keys], lengths[:1]) if len(set(lengths)) == 1 else (keys[:, None], lengths)
     alone = [TorchObjective(problem, rnd, i) for i in clients if problem.augment is not None]
     for step in itertools.count(0, steps):
-        start, count = step * batch, steps * batch
-        if len(set(lengths)) == 1:
-            index = _shuffled(keys, lengths[0], start, count)
-        else:
-            rows = [_shuffled(keys[i : i + 1], n, start, count) for i, n in enumerate(lengths)]
-            index = torch.cat(rows)
+        index = torch.cat(
+            [_shuffled(of, n, step * batch, steps * batch) for of, n in zip(*alike, strict=True)]
+        )
         gathered: Parts = tuple(part.new_empty(*index.shape, *part.shape[1:]) for part in every[0])
-        for number, out in enumerate(gathered):
-            for parts, taken, place in zip(every, index, out, strict=True):
-                torch.index_select(parts[number], 0, taken, out=place)
+        for column, out in zip(zip(*every, strict=True), gathered, strict=True):
+            for part, taken, place in zip(column, index, out, strict=True):
+                torch.index_select(part, 0, taken, out=place)
         for k in range(steps):
             which = slice(k * batch, (k + 1) * batch)
             if problem.augment is None:
