@@ -226,9 +226,8 @@ class Conv(Layer):
         if factor is None:
             weight = conv2d_weight(self.h, self.full.shape, delta, *self.how)
         else:
-            narrow, inner = channels(factor, self.how[3])(self.h), self.w.at[0].movedim(-1, 1)
-            weight = conv2d_weight(narrow, inner.shape, delta, *self.how)
-            weight = weight.movedim(1, -1)
+            narrow, inner = channels(self.h, factor, self.how[3]), self.w.at[0].movedim(-1, 1)
+            weight = conv2d_weight(narrow, inner.shape, delta, *self.how).movedim(1, -1)
         self.w.take(weight.unsqueeze(0))
         return down
 
@@ -357,7 +356,7 @@ class ChainDirection:
             for block, more in zip(at, plus, strict=False):
                 block.sub_(more, alpha=lr)
         # the work after the steps can use the memory of the point; what was seen of the inputs stays
-        self.weights = []
+        self.weights.clear()
         for own in map(vars, self.layers):
             for name in [name for name, one in own.items() if isinstance(one, Tensor | Weight)]:
                 del own[name]
