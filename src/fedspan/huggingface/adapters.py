@@ -40,8 +40,6 @@ class Change:
     """How close an adapter comes to a change."""
 
     error: float  # ‖ΔW − B A‖ / ‖ΔW‖ over all adapted weights
-    layers: dict[str, float]  # the same for each layer
-    ranks: dict[str, int]  # the adapter's rank for each layer
 
 
 def export_round(
@@ -64,12 +62,12 @@ def export_round(
         SpecError: PEFT has no adapter for a tensor that is projected or trained.
 
     """
-    named, full = dict(model.named_parameters()), dict[str, Tensor]()
-    pairs: Pairs = {}
-    parts = z.detach().reshape(-1).cpu().split(list(P.sizes))
+    pairs, full = Pairs(), dict[str, Tensor]()
+    parts = z.detach().reshape(-1).cpu().split(P.sizes)
     for rule, factor, part in zip(rules, P.factors, parts, strict=True):
         if factor is None:
-            full[rule.name] = named[rule.name].detach().cpu() + part.view(rule.shape)
+            was = model.get_parameter(rule.name).detach().cpu()
+            full[rule.name] = was + part.view(rule.shape)
         elif rule.how == "fused" and len(rule.shape) == 2 and not rule.also:
             pairs[rule.layer] = part.view(-1, factor.rank), factor.columns()[0].mT
         else:
@@ -91,15 +89,13 @@ def export_change(
         rank: The adapter's rank. None gives each layer the rank of its change, which is exact.
 
     Returns:
-        The error of the adapter, in all and for each layer.
+        The error of the adapter.
 
     """
     if rank is not None:
         at_least("rank", rank, 1)
-    old, full = dict(before.named_parameters()), dict[str, Tensor]()
-    pairs: Pairs = {}
-    error, size = 0.0, 0.0
-    errors: dict[str, float] = {}
+    old = dict(before.named_parameters())
+    pairs, full, error, size = Pairs(), dict[str, Tensor](), 0.0, 0.0
     for name, parameter in after.named_parameters():
         if name not in old or old[name].shape != parameter.shape:
             raise SpecError(
@@ -118,12 +114,10 @@ def export_change(
         u, s, v = torch.linalg.svd(delta.mT if transposed else delta, full_matrices=False)
         r = int((s > NEGLIGIBLE * s[0]).sum()) if rank is None else min(rank, len(s))
         pairs[layer] = (u[:, :r] * s[:r]).to(new.dtype), v[:r].to(new.dtype)
-        left, whole = float(s[r:].square().sum()), float(delta.square().sum())
-        errors[layer] = (left / whole) ** 0.5
-        error, size = error + left, size + whole
+        error += float(s[r:].square().sum())
+        size += float(delta.square().sum())
     _write(Path(directory), before, pairs, full)
-    ranks = {layer: b.shape[1] for layer, (b, _) in pairs.items()}
-    return Change((error / size) ** 0.5 if size else 0.0, errors, ranks)
+    return Change((error / size) ** 0.5 if size else 0.0)
 
 
 def merge_adapter(model: nn.Module, directory: Path | str) -> nn.Module:
@@ -164,8 +158,8 @@ def _write(directory: Path, model: nn.Module, pairs: Pairs, full: dict[str, Tens
     needs("nlp", "peft")
     from peft import LoraConfig
 
+    start, arrays, modules = "base_model.model", dict[str, Tensor](), dict[str, nn.Module]()
     biases: dict[str, Tensor] = {}  # layer → change
-    modules: dict[str, dict[str, Tensor]] = {}  # module → its tensors after training
     for name, value in full.items():
         layer, _, last = name.rpartition(".")
         module = model.get_submodule(layer)
@@ -177,9 +171,10 @@ def _write(directory: Path, model: nn.Module, pairs: Pairs, full: dict[str, Tens
             raise SpecError(
                 f"{name!r} is trained in full, and PEFT cannot save it by itself; save the model with save_pretrained"
             )
-        if layer not in modules:
-            modules[layer] = {key: one.cpu() for key, one in module.state_dict().items()}
-        modules[layer][last] = value
+        modules[layer] = module
+        for key, one in module.state_dict().items():
+            arrays.setdefault(f"{start}.{layer}.{key}", one.cpu())
+        arrays[f"{start}.{name}"] = value
     if not pairs:
         raise SpecError("no layer of the model has changed; there is nothing to export")
     adapted = {layer: model.get_submodule(layer) for layer in pairs}
@@ -188,17 +183,14 @@ def _write(directory: Path, model: nn.Module, pairs: Pairs, full: dict[str, Tens
         raise SpecError(
             f"PEFT has no adapter for {tables[0]!r} together with biases; freeze either, or use save_pretrained"
         )
-    arrays: dict[str, Tensor] = {}
     for layer, (b, a) in pairs.items():
-        name = f"base_model.model.{layer}"
+        name = f"{start}.{layer}"
         if layer in tables:  # its two tensors are transposed
             arrays |= {f"{name}.lora_embedding_A": b.mT, f"{name}.lora_embedding_B": a.mT}
         else:
             arrays |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
         if biases:
             arrays[f"{name}.lora_B.bias"] = biases.get(layer, b.new_zeros(b.shape[0]))
-    for layer, tensors in modules.items():
-        arrays |= {f"base_model.model.{layer}.{key}": one for key, one in tensors.items()}
     most = max(b.shape[1] for b, _ in pairs.values())
     others = {f"^{layer}": b.shape[1] for layer, (b, _) in pairs.items() if b.shape[1] != most}
     config: Any = LoraConfig(

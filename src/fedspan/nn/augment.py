@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,43 +11,32 @@ import torch.nn.functional as F  # noqa: N812
 from fedspan.core.config import Augment
 from fedspan.core.errors import SpecError, one_of, shown
 from fedspan.core.plugins import guarded
-from fedspan.nn.batches import Batch
+from fedspan.nn.batches import Batch, on_tensors
 
 
 def augmentation(given: str | Augment | None) -> Augment | None:
     """The function that a name stands for, or a user's own function, with its batches checked."""
-    if given is None:
-        return None
     if isinstance(given, str):
         one_of("augment", given, AUGMENT)
         return functools.partial(_checked, AUGMENT[given], f"`augment` {given!r}")
     name = getattr(given, "__name__", type(given).__name__)
-    return functools.partial(_checked, given, f"`augment` {name}")
+    return given and functools.partial(_checked, given, f"`augment` {name}")
 
 
 def _checked(function: Augment, what: str, batch: Batch, generator: torch.Generator) -> Batch:
     """The batch that a function makes of another; it must have the same parts, and all of them as many rows."""
     call = functools.partial(function, batch, generator)
     found = guarded(call, f"{what}, a function of (batch, generator), fails")
-    old, new = (
-        dict(one if isinstance(one, Mapping) else enumerate(one))
-        for one in (batch, found if isinstance(found, Mapping | list | tuple) else ())
-    )
+    given = found if isinstance(found, Mapping | list | tuple) else ()
+    old, new = (dict(one if isinstance(one, Mapping) else enumerate(one)) for one in (batch, given))
     rows = {len(part) for part in new.values() if isinstance(part, torch.Tensor)}
-    kinds = {key: type(part) for key, part in old.items()}
-    if kinds == {key: type(part) for key, part in new.items()} and len(rows) <= 1:
+    kinds = [{key: type(part) for key, part in one.items()} for one in (old, new)]
+    if kinds[0] == kinds[1] and len(rows) <= 1:
         return found if isinstance(batch, Mapping) else tuple(found)
+    shapes = [on_tensors(lambda part: tuple(part.shape), one) for one in (batch, found)]  # type: ignore[arg-type, return-value]
     raise SpecError(
-        f"{what} must return a batch such as it gets, {_shapes(batch)}, got {_shapes(found)}"
+        f"{what} must return a batch such as it gets, of shapes {shapes[0]}, got {shown(shapes[1])}"
     )
-
-
-def _shapes(batch: Any) -> str:
-    if isinstance(batch, Mapping):
-        return f"a batch with the columns {', '.join(batch)}"
-    if isinstance(batch, list | tuple):
-        return f"({', '.join(_shapes(part) for part in batch)})"
-    return f"a tensor {tuple(batch.shape)}" if isinstance(batch, torch.Tensor) else shown(batch)
 
 
 def flip(batch: Batch, generator: torch.Generator) -> Batch:

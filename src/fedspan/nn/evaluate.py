@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedspan.core.errors import SpecError
 from fedspan.metrics._collected import Collected, by_class
@@ -65,10 +66,10 @@ class Evaluator:
             batch = placed(self.data.take(part), self.device)
             loss, size, outputs, targets = self.score(model, batch)
             total, count = total + float(loss) * size, count + size
-            if number == 0 and not self.metrics and self.usual is None:
-                tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-                if tensors and not targets.is_floating_point() and by_class(outputs, targets):
-                    metrics = chosen(["accuracy"])
+            tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+            guesses = number == 0 and not self.metrics and self.usual is None and tensors
+            if guesses and not targets.is_floating_point() and by_class(outputs, targets):
+                metrics = chosen(["accuracy"])
             for metric in metrics.values():
                 if isinstance(metric, Collected):
                     metric.logits = self.logits
@@ -99,10 +100,7 @@ def by_objective(objective: Loss, metrics: bool) -> Score:
     """A model by `objective(model, batch)`; only metrics need a batch to be (inputs, targets)."""
 
     def score(model: nn.Module, batch: Batch) -> Scored:
-        first: Any = batch
-        while isinstance(first, Mapping | list | tuple):
-            first = next(iter(first.values() if isinstance(first, Mapping) else first))
-        size = len(first)
+        size = len(tree_leaves(batch)[0])
         if not metrics:
             return objective(model, batch), size, None, None
         if isinstance(batch, Mapping) or len(batch) != 2:

@@ -36,6 +36,7 @@ from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of
 
 COUNTER = "num_batches_tracked"  # of BatchNorm; with momentum=None it weights the next batch
 LARGE = 1 << 22  # numbers of a model that clients in one process train in the memory of x itself
+Numbers = npt.NDArray[np.float64]  # one per run
 Evaluation = tuple[dict[str, Any], dict[str, list[float]]]
 """A client's row of metrics, and by name the summaries whose sums give the metrics of all clients' examples."""
 SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
@@ -164,10 +165,10 @@ class TorchProblem(Problem):
         None where the network or the loss is another one.
         """
         data = self.client_data[self.here[0]]
-        if not isinstance(data, Tensors) or not data.flat or len(data.parts) != 2:
+        plain = isinstance(data, Tensors) and data.flat and len(data.parts) == 2
+        if not plain or self.device.type != "cpu" or not self.module.same_dtype:
             return None
-        here = self.device.type == "cpu" and self.module.same_dtype
-        return chain_of(self.model, self.layout, self.loss, *data.parts) if here else None
+        return chain_of(self.model, self.layout, self.loss, *data.parts)
 
     def has_formulas(self) -> bool:
         """Whether the clients of a round can be batched without autograd."""
@@ -179,28 +180,16 @@ class TorchProblem(Problem):
         if stateful or self.privacy is not None or self.device.type != "cpu":
             return False
         if isinstance(data, Clients):
-            tensors = data.sizes is not None  # they are known of tensors alone
+            tensors = self._sizes is not None  # they are known of tensors alone
         else:
             tensors = all(isinstance(one, Tensors) and one.flat for one in data)
-        return tensors and len(np.unique(np.minimum(sizes_of(data), self.batch_size))) == 1
-
-    @property
-    def has_test_data(self) -> bool:
-        """Whether the server's model is evaluated on data of its own."""
-        return bool(self.tests)
-
-    @property
-    def test_examples(self) -> int | None:
-        """The number of examples of the test set; None: there is none."""
-        return len(self.tests["test set"].data) if "test set" in self.tests else None
+        return tensors and len(np.unique(sizes_of(data).clip(max=self.batch_size))) == 1
 
     def sampling_rate(self) -> float:
         """The largest probability with which an example is in a batch, of clients on this machine."""
         return min(1.0, self.batch_size / int(sizes_of(self.local_data).min()))
 
-    def evaluate(
-        self, x: Vector, buffers: Vector | None = None
-    ) -> dict[str, npt.NDArray[np.float64]]:
+    def evaluate(self, x: Vector, buffers: Vector | None = None) -> dict[str, Numbers]:
         """Metrics of a server model; the training loss where there is no data to evaluate on."""
         self._load(x, buffers)
         found = dict[str, float]()
@@ -228,12 +217,12 @@ class TorchProblem(Problem):
         for client in self.here if self.client_tests is not None else ():
             part, test = self.client_tests(client)  # type: ignore[misc]
             name = str(client) if self.names is None else self.names[client]
-            about = {"client": name, "data": part, "examples": len(test.data)}
             summaries: dict[str, list[float]] = {}
+            about = {"client": name, "data": part, "examples": len(test.data)}
             rows.append((about | dict(test(self.model, summaries)), summaries))
         return rows
 
-    def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
+    def diverged(self, metrics: Mapping[str, Numbers]) -> npt.NDArray[np.bool_]:
         """A loss that is not finite; a weight that is not finite makes it so."""
         return ~np.isfinite(metrics.get("loss", metrics.get("training_loss", np.zeros(1))))
 
@@ -252,7 +241,7 @@ class TorchProblem(Problem):
         return self.model.eval()
 
     @torch.inference_mode()
-    def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64]:
+    def training_loss(self, x: Vector, buffers: Vector | None = None) -> Numbers:
         """Mean loss in evaluation mode on a fixed sample: up to 10 clients, up to 64 examples per client."""
 
         def sample(size: int, of: int, stream: int) -> list[int]:

@@ -87,7 +87,7 @@ class ProblemKind:
         targets = whole(targets)
         return targets.reshape(len(targets), *self.outputs) if self.reshaped else targets
 
-    def minimized(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+    def minimized(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Any:
         """The loss of training: with weights of examples or classes their weighted mean over the batch."""
         if weights is None and self.class_weights is None and self.pos_weight is None:
             return self.loss(outputs, targets)
@@ -103,7 +103,7 @@ class ProblemKind:
             loss = functools.partial(F.binary_cross_entropy_with_logits, pos_weight=factor)
         if isinstance(loss, nn.Module):
             loss = copy.copy(loss)
-            loss.reduction = "none"  # type: ignore[assignment]
+            loss.reduction = "none"
             each = loss(outputs, targets)
         else:
             each = loss(outputs, targets, reduction="none")
@@ -129,8 +129,7 @@ class ProblemKind:
             raise DataError(
                 f"{who} has targets of shape {_of_one(shape)}; the model gives {_of_one(self.outputs)}"
             )
-        odd = targets[targets != targets.round()] if targets.is_floating_point() else ()
-        if len(odd):
+        if len(odd := targets[targets != targets.long()]):
             raise DataError(
                 f"{who} has targets that are not class numbers, such as {float(odd[0]):g}; {LOSSES}"
             )
