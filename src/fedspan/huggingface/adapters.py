@@ -12,8 +12,6 @@ many rounds, each in a subspace of its own, the change of a weight has full rank
 Files are safetensors only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

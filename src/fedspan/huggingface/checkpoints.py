@@ -4,16 +4,12 @@ Models are read from safetensors alone: nothing is downloaded here, unpickled or
 network with random weights and a tokenizer of a few lines, for trials and tests.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
-
-from torch import nn
 
 from fedspan.core.errors import DataError, FedspanError, SpecError, one_line
 from fedspan.core.extras import needs
@@ -40,9 +36,8 @@ def place_of(model: str) -> Path | None:
         return None
     if model == "minilm":
         sets.require([model])
-        found = importlib.util.find_spec(sets.find(model).package)
-        assert found is not None
-        return Path((found.submodule_search_locations or [""])[0]) / "model"
+        found: Any = importlib.util.find_spec(sets.find(model).package)
+        return Path(found.submodule_search_locations[0]) / "model"
     if model == "stories260k":
         return next(iter(sets.paths(model).values())).parent
     place = Path(model)
@@ -59,18 +54,17 @@ def load_model(
     seed: int,
     dropout: float,
     **settings: Any,
-) -> nn.Module:
+) -> Any:
     """A model by name or directory; the seed decides what is not in its file, such as a new head."""
     needs("nlp", "transformers")
     import transformers
 
     place = place_of(model)
     auto: Any = getattr(transformers, f"AutoModelFor{kind}")
+    local = {"local_files_only": True}
     with quietly(), torch_generator(seed), _readable(place, f"as a model for {kind}"):
-        config: Any
         if place is not None:
-            read = {"local_files_only": True} | settings
-            config = transformers.AutoConfig.from_pretrained(place, **read)
+            config: Any = transformers.AutoConfig.from_pretrained(place, **(local | settings))
         elif kind == "CausalLM":
             own = {
                 "vocab_size": SPECIAL + 256,
@@ -88,11 +82,8 @@ def load_model(
                 f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set"
             )
         if place is None:
-            made: nn.Module = auto.from_config(config)
-        else:
-            safe = {"local_files_only": True, "use_safetensors": True}
-            made = auto.from_pretrained(place, config=config, **safe)
-    return made
+            return auto.from_config(config)
+        return auto.from_pretrained(place, config=config, use_safetensors=True, **local)
 
 
 def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[list[int]]:
@@ -103,8 +94,7 @@ def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[li
         return [one[:longest] for one in ids]
     with quietly():
         read = _tokenizer(place)(list(texts), truncation=True, max_length=longest)
-    found: list[list[int]] = read["input_ids"]
-    return found
+        return read["input_ids"]  # type: ignore[no-any-return]
 
 
 def running(place: Path | None, texts: Sequence[str]) -> tuple[list[int], list[list[int]]]:

@@ -1,7 +1,5 @@
 """Data sets from Hugging Face's hub, by the library `datasets`."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import urllib.error

@@ -1,7 +1,5 @@
 """LoRA as PEFT trains it, on the layers that fedspan projects: the step that SSF's memory is compared with."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -36,26 +34,24 @@ def with_adapters(
     needs("nlp", "peft")
     from peft import LoraConfig, get_peft_model
 
-    # layers of each rank: PEFT tries one pattern after the other, so few are quick
+    # PEFT tries one pattern after the other, so one for each rank is quick
     layers: dict[int, list[str]] = {}
-    fused = [rule for rule in choices if rule.how == "fused"]
-    for rule in fused:
-        layers.setdefault(footprint.ranks[rule.name], []).append(rule.layer)
+    for rule in choices:
+        if rule.how == "fused":
+            layers.setdefault(footprint.ranks[rule.name], []).append(rule.layer)
     ranks = {f"^({'|'.join(map(re.escape, names))})": rank for rank, names in layers.items()}
-    named = dict(model.named_parameters())
-    full = [named[rule.name] for rule in choices if rule.how == "full"]
+    targets = [name for names in layers.values() for name in names]
+    full = [model.get_parameter(rule.name) for rule in choices if rule.how == "full"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied and of transposed weights
-        config = LoraConfig(
-            rank_pattern=ranks, alpha_pattern=ranks, target_modules=[rule.layer for rule in fused]
-        )
+        config = LoraConfig(rank_pattern=ranks, alpha_pattern=ranks, target_modules=targets)
         adapted: nn.Module = get_peft_model(model, config)
     for parameter in full:
         parameter.requires_grad_(True)
-    if not footprint.train_a:
-        for name, parameter in adapted.named_parameters():
-            if "lora_A" in name or "lora_embedding_B" in name:  # an embedding's A is named B
-                parameter.requires_grad_(False)
+    for name, parameter in adapted.named_parameters():
+        a = "lora_A" in name or "lora_embedding_B" in name  # an embedding's A is named B
+        if a and not footprint.train_a:
+            parameter.requires_grad_(False)
     return adapted
 
 

@@ -1,7 +1,5 @@
 """A Hugging Face model without its weights: its layers and shapes from a config.json alone, on torch's meta device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,6 @@ from fedspan.core.errors import DataError, SpecError, at_least, one_line
 from fedspan.core.extras import needs
 from fedspan.huggingface.checkpoints import quietly
 from fedspan.huggingface.models import CAUSAL, about, prepare
-
-Batch = dict[str, torch.Tensor]
 
 
 def outline(
@@ -58,7 +54,7 @@ def outline(
     return prepare(model.to(dtype).train(), checkpointing)
 
 
-def batch_of(model: nn.Module, batch: int, length: int) -> Batch:
+def batch_of(model: nn.Module, batch: int, length: int) -> dict[str, torch.Tensor]:
     """A batch of texts as the model takes them; their content does not matter."""
     known = about(model)
     if known.positions is not None and length > known.positions:

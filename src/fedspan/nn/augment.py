@@ -1,7 +1,5 @@
 """Random changes to batches of images, by name: what `training.augment` may name."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 

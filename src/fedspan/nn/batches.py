@@ -11,8 +11,6 @@ A DataLoader keeps its batches, and the run's seed decides their order. `batch_s
 `num_workers` does not count: examples are loaded by the process that trains.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

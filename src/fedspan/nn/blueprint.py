@@ -4,8 +4,6 @@ A container of torch's own layers is saved layer by layer. Any other class is sa
 of its constructor, which are read from attributes of the same names, or from a dictionary `arguments` of the module.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

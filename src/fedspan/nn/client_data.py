@@ -1,7 +1,5 @@
 """Reads a client's examples in any form: tensors, arrays, lists, tables, Datasets or DataLoaders."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluating a model on a test set: its loss, and the metrics that are asked for or usual for the kind of problem."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ The forward pass uses the merged weight, so forward and input gradient cost what
 weight's gradient: the layer keeps the projected input (r wide) and forms only the r-wide gradient of B.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

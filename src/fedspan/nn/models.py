@@ -1,7 +1,5 @@
 """Small networks: linear and MLP for any input; a LeNet-like CNN and the CIFAR ResNets (He et al. 2016) for images."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

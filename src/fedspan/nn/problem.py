@@ -1,7 +1,5 @@
 """Clients' data and a torch module as a Problem; the clients of a round share one module."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

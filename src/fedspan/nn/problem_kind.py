@@ -12,8 +12,6 @@ Without a loss, integer targets decide: cross-entropy where the model has an out
 where it has one output per target. Floating-point targets need a loss, because they may mean any of these.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -87,7 +85,7 @@ class ProblemKind:
         targets = whole(targets)
         return targets.reshape(len(targets), *self.outputs) if self.reshaped else targets
 
-    def minimized(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Any:
+    def minimized(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """The loss of training: with weights of examples or classes their weighted mean over the batch."""
         if weights is None and self.class_weights is None and self.pos_weight is None:
             return self.loss(outputs, targets)
@@ -116,7 +114,7 @@ class ProblemKind:
             by = by * torch.tensor(self.class_weights, **like)[targets.long().clamp_min(0)]
         if by_class:
             by = by * (targets != getattr(self.loss, "ignore_index", IGNORED))
-        return (by * each).sum() / by.sum().clamp_min(1e-12)
+        return (by * each).sum() / by.sum().clamp_min(1e-12)  # type: ignore[no-any-return]
 
     def _classes(self, targets: Tensor, who: str) -> Tensor:
         count, *places = self.outputs

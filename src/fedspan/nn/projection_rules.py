@@ -6,8 +6,6 @@ an embedding and an output head is fused as well. Other large tensors are projec
 then P applied. Biases, norms, small tensors and an output head with a weight of its own are trained and sent in full.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import itertools
 from collections import Counter

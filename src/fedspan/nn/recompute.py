@@ -8,8 +8,6 @@ queries, keys and values. Results stay the same to the last bit. The cost is one
 kept, one more draw of each mask, and one more forward pass of attention.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
