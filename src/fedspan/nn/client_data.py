@@ -34,7 +34,7 @@ def split_parts(data: Any, who: str) -> tuple[Any, str, Any]:
             f"{who} has the part {unknown[0]!r}; the parts of a client are train, test and validation"
         )
     held = next((name for name in ("test", "validation") if name in data), "train")
-    return data["train"], held, data[held] if held != "train" else None
+    return data["train"], held, None if held == "train" else data[held]
 
 
 def as_client_data(data: Any, who: str) -> ClientData:
@@ -140,9 +140,9 @@ def of_loader(loader: DataLoader[Any], who: str) -> Loader:
 
 def table_columns(data: Any) -> dict[str, Any] | None:
     """Name → values of a pandas, Arrow or Hugging Face table; None for anything else."""
-    if hasattr(data, "column_names") and hasattr(data, "with_format"):  # datasets.Dataset
+    if hasattr(data, "with_format"):  # datasets.Dataset
         return dict(data.with_format(None)[:])
-    if hasattr(data, "column_names") and hasattr(data, "to_pydict"):  # pyarrow.Table
+    if hasattr(data, "to_pydict"):  # pyarrow.Table
         return dict(data.to_pydict())
     if is_frame(data):
         return {str(name): np.array(data[name]) for name in data.columns}  # torch may write to them
@@ -157,13 +157,11 @@ def is_frame(data: Any) -> bool:
 def as_tensor(part: Any, who: str) -> Tensor:
     """A tensor from a tensor, an array, a pandas column or frame, or nested lists of numbers."""
     if isinstance(part, Tensor):
-        if part.is_meta:
+        if part.is_meta or part.layout != torch.strided:
             raise DataError(
-                f"{who} has a tensor on the device 'meta', which has no values; load it on a real device"
+                f"{who} has a tensor without dense values ({part.device.type!r}, {part.layout}); load it on a real "
+                "device, or make it dense by .to_dense()"
             )
-        if part.layout != torch.strided:
-            kind = str(part.layout).removeprefix("torch.")
-            raise DataError(f"{who} has a tensor of layout {kind!r}; make it dense by .to_dense()")
         if part.ndim == 0:
             raise DataError(
                 f"{who} has a tensor of one number, {part.item()}; give one row per example"
@@ -217,8 +215,8 @@ def narrowed(part: Tensor, dtype: torch.dtype, who: str) -> Tensor:
             f"{who} has complex numbers, and the model has none; give their parts as columns"
         )
     found = part.to(dtype)
-    floats = part.is_floating_point() and dtype.is_floating_point
-    if floats and dtype.itemsize < part.dtype.itemsize and not torch.isfinite(found).all():
+    shorter = part.is_floating_point() and dtype.itemsize < part.dtype.itemsize
+    if shorter and dtype.is_floating_point and not torch.isfinite(found).all():
         kind = str(dtype).removeprefix("torch.")
         raise DataError(
             f"{who} has the value {part.abs().max():.3g}, which {kind} cannot hold; scale the column"

@@ -81,9 +81,7 @@ class Evaluator:
         return {"loss": total / count, **found}
 
 
-def by_outputs(
-    loss: OutputLoss, for_metrics: Callable[[Any], Any] = lambda targets: targets
-) -> Score:
+def by_outputs(loss: OutputLoss, for_metrics: Callable[[Any], Any]) -> Score:
     """A model on (inputs, targets), by `loss(outputs, targets)`; metrics are given `for_metrics(targets)`."""
 
     def score(model: nn.Module, batch: Batch) -> Scored:
@@ -98,13 +96,14 @@ def by_objective(objective: Loss, metrics: bool) -> Score:
     """A model by `objective(model, batch)`; only metrics need a batch to be (inputs, targets)."""
 
     def score(model: nn.Module, batch: Batch) -> Scored:
-        size = len(tree_leaves(batch)[0])
-        if not metrics:
-            return objective(model, batch), size, None, None
-        if isinstance(batch, Mapping) or len(batch) != 2:
-            raise SpecError(
-                "`metrics` with `objective` need batches of (inputs, targets); leave `metrics` out"
-            )
-        return objective(model, batch), size, call_of(model, batch[0])(), batch[1]
+        outputs = targets = None
+        if metrics:  # only they need a batch to be (inputs, targets)
+            if isinstance(batch, Mapping) or len(batch) != 2:
+                raise SpecError(
+                    "`metrics` with `objective` need batches of (inputs, targets); leave `metrics` out"
+                )
+            inputs, targets = batch
+            outputs = call_of(model, inputs)()
+        return objective(model, batch), len(tree_leaves(batch)[0]), outputs, targets
 
     return score

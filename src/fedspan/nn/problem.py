@@ -214,8 +214,8 @@ class TorchProblem(Problem):
         rows: list[Evaluation] = []
         for client in self.here if self.client_tests is not None else ():
             part, test = self.client_tests(client)  # type: ignore[misc]
-            name = str(client) if self.names is None else self.names[client]
             summaries: dict[str, list[float]] = {}
+            name = str(client) if self.names is None else self.names[client]
             about = {"client": name, "data": part, "examples": len(test.data)}
             rows.append((about | dict(test(self.model, summaries)), summaries))
         return rows
@@ -281,20 +281,20 @@ class TorchProblem(Problem):
             self._active.__exit__()
             self._active = None
 
+    @torch.no_grad()
     def write_buffers(self, buffers: Vector | None) -> None:
         """Sets the running statistics of the module's norms, and their counts of batches, from a flat vector."""
         if buffers is None or not self.tracked:
             return
         parts = buffers.view(-1).split([b.numel() for b in self.tracked])
-        with torch.no_grad():
-            for buffer, part in zip(self.tracked, parts, strict=True):
-                # counts are a weighted mean of whole numbers
-                new = part if buffer.is_floating_point() else part.round()
-                buffer.copy_(new.view(buffer.shape))
+        for buffer, part in zip(self.tracked, parts, strict=True):
+            # counts are a weighted mean of whole numbers
+            new = part if buffer.is_floating_point() else part.round()
+            buffer.copy_(new.view(buffer.shape))
 
     def read_buffers(self) -> Vector | None:
         """The running statistics of the module's norms as a flat vector; None where it has none."""
         if not self.tracked:
             return None
-        joined = torch.cat([b.detach().reshape(-1) for b in self.tracked]).view(1, 1, -1)
+        joined = torch.cat([b.detach().flatten() for b in self.tracked]).view(1, 1, -1)
         return joined if joined.is_meta else joined.cpu()
