@@ -78,8 +78,8 @@ class Layer:
     w: Weight  # of a layer that is trained
     b: Weight | None
 
-    def __init__(self, prefix: str | None = None) -> None:
-        self.prefix = prefix  # of its parameters' names; None: it has none
+    def __init__(self, layer: nn.Module) -> None:
+        self.params = len([*layer.parameters()])
 
     def seen(self, h: Tensor) -> Parts:
         """What depends on the input and not on the point, so that the first layer forms it once per round."""
@@ -121,11 +121,10 @@ class MaxPool(Layer):
 
     dims = 3
 
-    def __init__(self, layer: nn.MaxPool2d) -> None:
-        super().__init__()
-        self.how = (
-            layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode,
-        )  # fmt: skip
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(layer)
+        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        self.how = [getattr(layer, name) for name in names]
 
     def forward(self, h: Tensor, *more: Tensor) -> Tensor:
         self.h = h[0]
@@ -179,9 +178,9 @@ class Conv(Layer):
 
     dims = 3
 
-    def __init__(self, prefix: str, layer: nn.Conv2d) -> None:
-        super().__init__(prefix)
-        self.how: Any = (layer.stride, layer.padding, layer.dilation, layer.groups)
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        self.how = (layer.stride, layer.padding, layer.dilation, layer.groups)
         self.few = layer.in_channels <= FEW_CHANNELS and self.how[2:] == ((1, 1), 1)
 
     @property
@@ -330,10 +329,8 @@ class ChainDirection:
         self.shares = [slice(i, i + size) for i in range(0, clients, size)]
         self.sizes = layout.sizes if P is None else P.sizes
         factors = (None,) * len(blocks) if P is None else P.factors
-        starts = {} if x is None else layout.split(x[0, 0])
-        self.blocks = [
-            (b.name, starts.get(b.name), factor) for b, factor in zip(blocks, factors, strict=True)
-        ]
+        starts = [None] * len(blocks) if x is None else layout.split(x[0, 0]).values()
+        self.blocks = list(zip(starts, factors, strict=True))
         self.shapes = [  # of the blocks of a point; a projected axis is the last
             b.shape if factor is None else (b.shape[0], *b.shape[2:], factor.rank)
             for b, factor in zip(blocks, factors, strict=True)
@@ -370,10 +367,10 @@ class ChainDirection:
     def _bind(self, at: list[Tensor], grads: Iterable[Tensor | None], lr: float = 0.0) -> None:
         """Sets the point, as blocks (clients, *shape), and where its gradients go."""
         self.weights = [
-            {
-                name: Weight(a[share], None if g is None else g[share], lr, x, factor)
-                for (name, x, factor), a, g in zip(self.blocks, at, grads, strict=False)
-            }
+            [
+                Weight(a[share], None if g is None else g[share], lr, *block)
+                for block, a, g in zip(self.blocks, at, grads, strict=False)
+            ]
             for share in self.shares
         ]
 
@@ -386,10 +383,10 @@ class ChainDirection:
             batch = len(range(*place.indices(parts[0].shape[1])))
             self._targets = of_targets(self.loss, parts[1], batch, parts[0].dtype)
         for number, (share, weights) in enumerate(zip(self.shares, self.weights, strict=True)):
+            own = iter(weights)
             for layer in self.layers:
-                if layer.prefix is not None:
-                    layer.w = weights[f"{layer.prefix}weight"]
-                    layer.b = weights.get(f"{layer.prefix}bias")
+                if layer.params:
+                    layer.w, layer.b = next(own), next(own) if layer.params == 2 else None
             if fresh:
                 h = parts[0][share]
                 for layer in before:
@@ -422,10 +419,10 @@ def chain_of(
     alike = names == [block.name for block in layout.blocks]
     if known is None or not alike or any(_changed(module) for module in model.modules()):
         return None
-    for name, module in model.named_modules(remove_duplicate=False):
+    for _, module in model.named_modules(remove_duplicate=False):
         if type(module) is nn.Sequential:
             continue
-        layer = _layer(f"{name}." if name else "", module)
+        layer = _layer(module)
         if layer is None or layer.dims not in (dims, None):
             return None
         if isinstance(layer, Flatten):
@@ -439,7 +436,7 @@ def chain_of(
         return None
     for layer in layers:
         layer.first = True
-        if layer.prefix is not None:
+        if layer.params:
             break
     return layers, known
 
@@ -454,14 +451,13 @@ def _changed(module: nn.Module) -> bool:
     )
 
 
-def _layer(prefix: str, module: nn.Module) -> Layer | None:
-    if type(module) is nn.Linear:
-        return Linear(prefix)
-    if type(module) is nn.Conv2d:
-        plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-        return Conv(prefix, module) if plain else None
-    if type(module) is nn.MaxPool2d and not module.return_indices:
-        return MaxPool(module)
-    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return Flatten()
-    return ReLU() if type(module) is nn.ReLU else None
+KINDS: dict[Any, type[Layer]] = {
+    nn.Flatten: Flatten, nn.ReLU: ReLU, nn.MaxPool2d: MaxPool, nn.Linear: Linear, nn.Conv2d: Conv,
+}  # fmt: skip
+USUAL = {"padding_mode": "zeros", "return_indices": False, "start_dim": 1, "end_dim": -1}
+
+
+def _layer(module: nn.Module) -> Layer | None:
+    kind, given = KINDS.get(type(module)), vars(module)
+    odd = any(given.get(name, value) != value for name, value in USUAL.items())
+    return None if kind is None or odd or isinstance(given.get("padding"), str) else kind(module)
