@@ -8,7 +8,8 @@ A DataLoader keeps its batches, and the run's seed decides their order. `batch_s
 - A sampler of your own: torch's generators are seeded by (seed, round, client, pass) while it draws. One that draws
   from torch repeats to the bit; one that draws from elsewhere, or remembers earlier passes, does not.
 
-`num_workers` does not count: examples are loaded by the process that trains.
+`num_workers` does not count: examples are loaded by the process that trains. `AUGMENT` has the random changes to
+batches of images that `training.augment` may name.
 """
 
 import contextlib
@@ -16,17 +17,20 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from fedspan.core import seeds
-from fedspan.core.errors import DataError, FedspanError, one_line
+from fedspan.core.config import Augment
+from fedspan.core.errors import DataError, FedspanError, SpecError, one_line, one_of, shown
+from fedspan.core.plugins import guarded
 
 Batch = Any  # what a loss is given: usually (inputs, targets)
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -34,14 +38,8 @@ Key = Callable[[int], int]  # the key of a pass, by its number
 CPU = torch.device("cpu")
 
 
-class ClientData(Protocol):
-    """Examples that can be taken by number."""
-
-    def __len__(self) -> int:
-        """The number of examples."""
-
-    def take(self, index: Tensor) -> Batch:
-        """A batch of the examples with these numbers."""
+ClientData = Any
+"""Examples that can be taken by number: it has a length, and `take(numbers)` gives a batch of them."""
 
 
 def on_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
@@ -225,9 +223,6 @@ def steps_per_epoch(data: ClientData, batch_size: int) -> float:
 def drawn_batches(sampler: Any, key: int) -> list[Tensor]:
     """One pass of a batch sampler, with every generator of torch that it may draw from seeded by `key`."""
     inner = getattr(sampler, "sampler", sampler)
-    for one in (inner, sampler):
-        if hasattr(one, "set_epoch"):
-            one.set_epoch(key % (1 << 31))
     with drawing(key, CPU, getattr(inner, "generator", None)):
         found = itertools.islice(iter(sampler), len(sampler))
         return [torch.as_tensor(list(batch)) for batch in found]
@@ -241,3 +236,53 @@ def drawing(
     if device.type == "cuda":
         more.append(torch.cuda.default_generators[device.index or 0])
     return seeds.torch_generator(key >> 1, *more)
+
+
+def augmentation(given: str | Augment | None) -> Augment | None:
+    """The function that a name stands for, or a user's own function, with its batches checked."""
+    if isinstance(given, str):
+        one_of("augment", given, AUGMENT)
+        return functools.partial(_checked, AUGMENT[given], f"`augment` {given!r}")
+    name = getattr(given, "__name__", type(given).__name__)
+    return given and functools.partial(_checked, given, f"`augment` {name}")
+
+
+def _checked(function: Augment, what: str, batch: Batch, generator: torch.Generator) -> Batch:
+    """The batch that a function makes of another; it must have the same parts, and all of them as many rows."""
+    call = functools.partial(function, batch, generator)
+    found = guarded(call, f"{what}, a function of (batch, generator), fails")
+    given = found if isinstance(found, Mapping | list | tuple) else ()
+    old, new = (dict(one if isinstance(one, Mapping) else enumerate(one)) for one in (batch, given))
+    rows = {len(part) for part in new.values() if isinstance(part, Tensor)}
+    kinds = [{key: type(part) for key, part in one.items()} for one in (old, new)]
+    if kinds[0] == kinds[1] and len(rows) <= 1:
+        return found if isinstance(batch, Mapping) else tuple(found)
+    shapes = [on_tensors(lambda part: tuple(part.shape), one) for one in (batch, found)]  # type: ignore[arg-type, return-value]
+    raise SpecError(
+        f"{what} must return a batch such as it gets, of shapes {shapes[0]}, got {shown(shapes[1])}"
+    )
+
+
+def flip(batch: Batch, generator: torch.Generator) -> Batch:
+    """Flips half of the images from left to right."""
+    x, y = batch
+    if x.dim() != 4:
+        raise SpecError(
+            f"it is for images, (channels, height, width) each; examples here are {tuple(x.shape[1:])}"
+        )
+    which = torch.rand(len(x), generator=generator) < 0.5
+    return torch.where(which.view(-1, 1, 1, 1).to(x.device), x.flip(3), x), y
+
+
+def crop(batch: Batch, generator: torch.Generator) -> Batch:
+    """Pads the images by 4 empty pixels, crops them at random places, and flips half of them."""
+    x, y = flip(batch, generator)
+    n, _, height, width = x.shape
+    down, across = torch.randint(0, 9, (2, n, 1), generator=generator)
+    rows, columns = down + torch.arange(height), across + torch.arange(width)
+    padded = F.pad(x, (4, 4, 4, 4)).permute(0, 2, 3, 1)
+    picked = padded[torch.arange(n).view(-1, 1, 1), rows.unsqueeze(2), columns.unsqueeze(1)]
+    return picked.permute(0, 3, 1, 2).contiguous(), y
+
+
+AUGMENT: dict[str, Augment] = {"flip": flip, "crop": crop}

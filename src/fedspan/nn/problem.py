@@ -16,11 +16,11 @@ from fedspan.core.layout import Vector, all_finite
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
-from fedspan.nn.augment import augmentation
 from fedspan.nn.batches import (
     Clients,
     Loss,
     Tensors,
+    augmentation,
     batch_size_of,
     placed,
     sizes_of,

@@ -12,8 +12,8 @@ from fedspan.core.config import Participation, Settings
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.registry import register
 from fedspan.core.task import Task
+from fedspan.huggingface.checkpoints import batch_of, outline
 from fedspan.huggingface.models import own_loss
-from fedspan.huggingface.outline import batch_of, outline
 from fedspan.nn.batches import Tensors
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
