@@ -223,13 +223,13 @@ def steps_per_epoch(data: ClientData, batch_size: int) -> float:
 def drawn_batches(sampler: Any, key: int) -> list[Tensor]:
     """One pass of a batch sampler, with every generator of torch that it may draw from seeded by `key`."""
     inner = getattr(sampler, "sampler", sampler)
-    with drawing(key, CPU, getattr(inner, "generator", None)):
+    with drawing(key, also=getattr(inner, "generator", None)):
         found = itertools.islice(iter(sampler), len(sampler))
         return [torch.as_tensor(list(batch)) for batch in found]
 
 
 def drawing(
-    key: int, device: torch.device, also: torch.Generator | None = None
+    key: int, device: torch.device = CPU, also: torch.Generator | None = None
 ) -> contextlib.AbstractContextManager[None]:
     """Torch's own generators start at `key`, and are restored afterwards."""
     more = [] if also is None else [also]
@@ -285,4 +285,4 @@ def crop(batch: Batch, generator: torch.Generator) -> Batch:
     return picked.permute(0, 3, 1, 2).contiguous(), y
 
 
-AUGMENT: dict[str, Augment] = {"flip": flip, "crop": crop}
+AUGMENT = {"flip": flip, "crop": crop}

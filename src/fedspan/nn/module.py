@@ -233,13 +233,12 @@ class _Piece:
         weight, b = self.parameter.detach(), self.shaped(part)
         if self.start is None:
             weight.add_(lift(self.factor, b - self.leaf, self.axis))
+            self.leaf.copy_(b)
         elif self.index is not None:
             weight.index_copy_(self.axis, self.index, (self.start + b).to(weight.dtype))
         else:
             moved = b if self.factor is None else lift(self.factor, b, self.axis)
             weight.copy_(self.start + moved)
-        if self.layers and self.index is None:
-            self.leaf.copy_(b)
 
     def put_back(self) -> None:
         """Makes a borrowed x what it was, to the last bit."""

@@ -29,7 +29,7 @@ from fedspan.core.layout import Vector
 from fedspan.core.objective import Direction, Objective, Plus, term
 from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
-from fedspan.nn.batches import CPU, Batch, Tensors, batch_size_of, batches, drawing, placed
+from fedspan.nn.batches import Batch, Tensors, batch_size_of, batches, drawing, placed
 from fedspan.nn.chain import ChainDirection, Parts
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
 from fedspan.replies.noise import new_key, normal, rounded, uniform
@@ -198,7 +198,7 @@ class TorchObjective(Objective):
         drawn = batches(source, problem.batch_size, key, rnd.t * each)
         for number, (data, index) in enumerate(drawn):
             draws = not isinstance(data, Tensors)  # a Dataset may, such as random crops
-            with drawing(self._key("load", number), CPU) if draws else contextlib.nullcontext():
+            with drawing(self._key("load", number)) if draws else contextlib.nullcontext():
                 batch = data.take(index)
             yield self._loss(self.augmented(batch, number), number)
 

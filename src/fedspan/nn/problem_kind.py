@@ -36,16 +36,16 @@ from fedspan.nn.client_data import narrowed
 OutputLoss = Callable[[Tensor, Tensor], Tensor]
 Kind = Literal["classes", "binary", "labels", "numbers", "other"]
 
-BY_CLASS: tuple[Any, ...] = (nn.CrossEntropyLoss, nn.NLLLoss, F.cross_entropy, F.nll_loss)
-BY_LOGIT: tuple[Any, ...] = (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits)
-BY_PROBABILITY: tuple[Any, ...] = (nn.BCELoss, F.binary_cross_entropy)
-OF_NUMBERS: tuple[Any, ...] = (
+BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss, F.cross_entropy, F.nll_loss)
+BY_LOGIT = (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits)
+BY_PROBABILITY = (nn.BCELoss, F.binary_cross_entropy)
+OF_NUMBERS = (
     nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
 )  # fmt: skip
 KNOWN = (*BY_CLASS, *BY_LOGIT, *BY_PROBABILITY, *OF_NUMBERS)
 TARGETS = ("label", "labels", "target", "targets", "y")  # names of a target column
 LOSSES = "MSELoss() for numbers, BCEWithLogitsLoss() for yes or no, CrossEntropyLoss() for classes"
-USUAL: dict[Kind, tuple[str, ...]] = {
+USUAL = {
     "classes": ("accuracy",),
     "binary": ("accuracy",),
     "labels": ("f1_macro",),
