@@ -138,31 +138,26 @@ class Loader:
             yield from found[first % len(found) if self.ordered and number == 0 else 0 :]
 
 
+@dataclass(eq=False)
 class Clients(Sequence[Any]):
-    """A sequence of N clients' data, each of which is read when it is asked for.
+    """A sequence of N clients' data, each of which is read when it is asked for."""
 
-    Args:
-        count: N.
-        read: Gives the data of the clients with these numbers, in their order.
-        sizes: Gives the clients' numbers of examples, if they are known without reading.
-        here: The clients whose data is on this machine; None: all.
-    """
+    total: int  # N
+    read: Callable[
+        [Sequence[int]], Iterable[Any]
+    ]  # gives the data of these clients, in their order
+    known: Callable[[], Sequence[int] | None] = lambda: None  # gives `sizes`
+    here: Any = None  # the clients whose data is on this machine; None: all
 
-    def __init__(
-        self,
-        count: int,
-        read: Callable[[Sequence[int]], Iterable[Any]],
-        sizes: Callable[[], Sequence[int] | None] = lambda: None,
-        here: Sequence[int] | None = None,
-    ) -> None:
-        self._count, self.read, self._sizes = count, read, sizes
-        self.here = range(count) if here is None else here
+    def __post_init__(self) -> None:
+        if self.here is None:
+            self.here = range(self.total)
 
     def __len__(self) -> int:
-        return self._count
+        return self.total
 
     def __getitem__(self, client: Any) -> Any:
-        if not 0 <= client < self._count:
+        if not 0 <= client < self.total:
             raise IndexError(client)
         if client not in self.here:
             raise DataError(f"the data of client {client} is not on this machine")
@@ -171,7 +166,7 @@ class Clients(Sequence[Any]):
     @property
     def sizes(self) -> Sequence[int] | None:
         """The clients' numbers of examples; None: they are not known without reading."""
-        return self._sizes()
+        return self.known()
 
 
 def sizes_of(clients: Sequence[ClientData]) -> npt.NDArray[np.float64]:

@@ -45,9 +45,6 @@ class Evaluator:
     parts: Sequence[Tensor] | None = None
     logits: bool | None = None
 
-    def __post_init__(self) -> None:
-        chosen(self.metrics)  # refuses what there is not, before anything is trained
-
     @torch.inference_mode()
     def __call__(
         self, model: nn.Module, summaries: dict[str, list[float]] | None = None

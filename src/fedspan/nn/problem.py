@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fedspan.core import seeds
 from fedspan.core.config import Settings
-from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.projector import LinearMap
@@ -75,8 +74,6 @@ class TorchProblem(Problem):
         client_tests: Callable[[int], tuple[str, Evaluator]] | None = None,
         usage: Mapping[str, Any] | None = None,
     ) -> None:
-        if not clients:
-            raise DataError("there are no clients; give at least one")
         self.device, self.training = settings.torch_device, settings.training
         self.recompute, self.batch_size = settings.engine.recompute, settings.examples_per_batch
         self.model, self.loss, self.rules = model.to(self.device), loss, rules
