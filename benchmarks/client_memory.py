@@ -44,9 +44,9 @@ from fedspan.costs.dry_run import rehearsal
 from fedspan.costs.memory import OneBatch, memory
 from fedspan.costs.plan import matched
 from fedspan.engine.simulator import Replica, answer, without_zeros
-from fedspan.huggingface.lora import lora, stepper
+from fedspan.huggingface.adapters import lora, stepper
+from fedspan.huggingface.checkpoints import batch_of, outline
 from fedspan.huggingface.models import own_loss
-from fedspan.huggingface.outline import batch_of, outline
 from fedspan.nn.batches import Items
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import ProjectionRule, layout_of, projection_rules

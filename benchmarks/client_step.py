@@ -25,11 +25,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from fedspan.core import tables
+from fedspan.core.config import Training
 from fedspan.core.projector import draw
 from fedspan.costs.dry_run import Live
 from fedspan.nn.models import build
 from fedspan.nn.module import FlatModule, Restricted
-from fedspan.nn.objective import GradientDirection
+from fedspan.nn.objective import Finish, GradientDirection
 from fedspan.nn.projection_rules import layout_of, projection_rules
 from fedspan.optimizers.sgd import SGD
 
@@ -173,7 +174,7 @@ def subspace(model: nn.Module, loss: Loss, projector: str, ratio: float) -> Kind
     P = draw(tables.build("projector", {"name": projector, "rank": ratio}), layout, (0,), 0)
     inside = Restricted(module, choices, module.flat.detach().clone().view(1, 1, -1), P).__enter__()
     z, u = torch.zeros(1, 1, P.rank), torch.zeros(1, 1, P.rank)
-    direction = GradientDirection(inside, itertools.repeat(loss), u)
+    direction = GradientDirection(inside, itertools.repeat(loss), Finish(Training(), u))
 
     def step() -> None:
         nonlocal z

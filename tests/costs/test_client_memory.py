@@ -20,8 +20,8 @@ from fedspan.costs import plan as plans
 from fedspan.costs.dry_run import Live
 from fedspan.costs.memory import OneBatch, largest_batch, memory, step_memory, without_numbers
 from fedspan.costs.plan import client_memory, plan, shapes
+from fedspan.huggingface.adapters import stepper
 from fedspan.huggingface.checkpoints import load_model
-from fedspan.huggingface.lora import stepper
 from fedspan.nn.problem import TorchProblem
 from support.axes import by_axis
 from support.loops import SMALL, advance, start

@@ -24,10 +24,9 @@ from fedspan.core.method import Footprint
 from fedspan.core.spec import Spec
 from fedspan.costs.dry_run import Live, rehearsal
 from fedspan.costs.plan import Plan, plan, price
-from fedspan.huggingface.checkpoints import place_of
-from fedspan.huggingface.lora import stepper, with_adapters
+from fedspan.huggingface.adapters import stepper, with_adapters
+from fedspan.huggingface.checkpoints import batch_of, outline, place_of
 from fedspan.huggingface.models import own_loss
-from fedspan.huggingface.outline import batch_of, outline
 from fedspan.nn.projection_rules import projection_rules
 from support.loops import advance, start
 from support.texts import text_data  # noqa: F401

@@ -149,7 +149,9 @@ def test_names_metrics_and_functions_are_taken_and_each_evaluation_starts_afresh
     given = ["f1_macro", Accuracy, Accuracy(), share_of_zero]
     assert list(chosen(given)) == ["f1_macro", "accuracy", "share_of_zero"]
     test = Material(nn.Identity()).read((LOGITS, LABELS), "test set")
-    evaluator = Evaluator(test, by_outputs(F.cross_entropy), given, torch.device("cpu"))
+    evaluator = Evaluator(
+        test, by_outputs(F.cross_entropy, lambda targets: targets), given, torch.device("cpu")
+    )
     assert evaluator(nn.Identity()) == evaluator(nn.Identity())
     assert evaluator(nn.Identity())["share_of_zero"] == pytest.approx(
         float((LOGITS.argmax(1) == 0).double().mean())

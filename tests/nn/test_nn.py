@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fedspan
 from fedspan.core import tables
 from fedspan.core.errors import SpecError
 from fedspan.core.projector import draw
@@ -297,3 +298,30 @@ def test_a_tied_weight_goes_by_all_its_names() -> None:
         r for r in projection_rules(Odd(), full_modules=["tied"]) if r.name == "embed.weight"
     )
     assert rule.how == "full"
+
+
+class Scaled(nn.Module):
+    """Scores times a parameter of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.scale = nn.Linear(6, 3), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(x) * self.scale
+
+
+def test_a_parameter_of_one_number_can_be_batched() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(30, 6), Scaled()
+    clients = [(x[i::3], x[i::3, :3].argmax(1)) for i in range(3)]
+    found = [
+        fedspan.fit(
+            copy.deepcopy(model), clients, method="fedavg", rounds=2, batch_size=5, progress=False,
+            engine=fedspan.Engine(simulate=way),
+        ).weights[0]
+        for way in ("loop", "batched")
+    ]  # fmt: skip
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name])
+    assert float(found[0]["scale"]) != 2.0

@@ -73,7 +73,7 @@ def test_noise_is_sigma_times_the_clip_over_the_batch_size_and_new_in_every_step
 def test_examples_are_drawn_by_coins() -> None:
     of = problem(0.0, 1.0, examples=40, batch=10)
     f = of.cohort(Round(0, (0,), 1, of.layout, np.array([[0]]), np.array([[-1]])))
-    sizes = [len(next(f._examples)) for _ in range(60)]  # type: ignore[attr-defined]
+    sizes = [len(next(f._losses)) for _ in range(60)]  # type: ignore[attr-defined]
     assert len(set(sizes)) > 3
     assert 7 < sum(sizes) / 60 < 13
 

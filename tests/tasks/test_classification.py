@@ -18,7 +18,7 @@ from fedspan.core.projector import draw
 from fedspan.core.spec import Spec, with_values
 from fedspan.data import IID, Dirichlet
 from fedspan.methods import FedAvg
-from fedspan.nn.augment import AUGMENT
+from fedspan.nn.batches import AUGMENT
 from fedspan.projectors.coordinate import Coordinate
 from fedspan.tasks.classification import Classification
 from support.loops import settings

@@ -261,7 +261,7 @@ def _run(
         problem.drop_start()
         if chain.noise is not None:
             _warn_of_noise(chain.noise, loop, spec)
-        if spec.dp is not None and isinstance(problem, TorchProblem) and not problem.has_test_data:
+        if spec.dp is not None and isinstance(problem, TorchProblem) and not problem.tests:
             warnings.warn(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
                 "no client holds", stacklevel=4,
@@ -279,8 +279,8 @@ def _costs(method: Method, problem: Problem) -> dict[str, Any]:
     costs: dict[str, Any] = {"client_state": sum(array.nbytes for array in state)}
     if (projected := projected_values(method, problem.layout)) is not None:
         costs["projected"] = list(projected)
-    if isinstance(problem, TorchProblem) and problem.test_examples is not None:
-        costs["test_examples"] = problem.test_examples
+    if isinstance(problem, TorchProblem) and "test set" in problem.tests:
+        costs["test_examples"] = len(problem.tests["test set"].data)
     return costs
 
 

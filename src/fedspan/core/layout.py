@@ -105,9 +105,10 @@ class Layout:
         if v.shape[-1] != self.size:
             raise SpecError(f"a vector of this layout has {self.size} values, got {v.shape[-1]}")
         parts = zip(self.blocks, v.split(self.sizes, -1), strict=True)
-        return {block.name: part.unflatten(-1, block.shape) for block, part in parts}
+        return {block.name: part.view(*part.shape[:-1], *block.shape) for block, part in parts}
 
     def join(self, tensors: dict[str, torch.Tensor]) -> Vector:
         """Return the flat vector of tensors shaped (runs, clients, *shape)."""
-        flat = [tensors[b.name].flatten(2) for b in self.blocks]
+        parts = (tensors[block.name] for block in self.blocks)
+        flat = [part.reshape(*part.shape[:2], -1) for part in parts]
         return torch.cat(flat, -1).to(self.dtype)

@@ -32,7 +32,7 @@ from fedspan.core.round import Round
 from fedspan.costs.dry_run import NOWHERE, Live, empty, rehearsal
 from fedspan.costs.traffic import bytes_of
 from fedspan.engine.simulator import Replica, answer
-from fedspan.huggingface.lora import lora
+from fedspan.huggingface.adapters import lora
 from fedspan.huggingface.text_data import Texts
 from fedspan.nn.batches import Batch, batch_size_of
 from fedspan.nn.problem import TorchProblem

@@ -9,12 +9,13 @@ many rounds, each in a subspace of its own, the change of a weight has full rank
     export_change(before, after, directory, rank=16)  the accumulated change, as close as the rank allows
     merge_adapter(model, directory)                   a model to start from
 
-Files are safetensors only.
+Files are safetensors only. `lora` is a local step of LoRA as PEFT trains it, on the layers that fedspan projects: the
+step that SSF's memory is compared with.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,15 @@ from fedspan.core.checkpoint import write_tensors
 from fedspan.core.errors import DataError, SpecError, at_least
 from fedspan.core.extras import needs
 from fedspan.core.layout import Vector
+from fedspan.core.method import Footprint
 from fedspan.core.projector import LinearMap
 from fedspan.nn.layers import is_transposed
 from fedspan.nn.projection_rules import ProjectionRule
 
 WEIGHTS = "adapter_model.safetensors"
+Loss = Callable[[nn.Module], Tensor]
+Step = Callable[[], None]
+RATE = 1e-6  # of LoRA's steps; nothing depends on it
 Pairs = dict[str, tuple[Tensor, Tensor]]
 NEGLIGIBLE = 1e-6  # singular values below this part of the largest are rounding
 
@@ -40,8 +45,6 @@ class Change:
     """How close an adapter comes to a change."""
 
     error: float  # ‖ΔW − B A‖ / ‖ΔW‖ over all adapted weights
-    layers: dict[str, float]  # the same for each layer
-    ranks: dict[str, int]  # the adapter's rank for each layer
 
 
 def export_round(
@@ -64,12 +67,12 @@ def export_round(
         SpecError: PEFT has no adapter for a tensor that is projected or trained.
 
     """
-    named, full = dict(model.named_parameters()), dict[str, Tensor]()
-    pairs: Pairs = {}
-    parts = z.detach().reshape(-1).cpu().split(list(P.sizes))
+    pairs, full = Pairs(), dict[str, Tensor]()
+    parts = z.detach().reshape(-1).cpu().split(P.sizes)
     for rule, factor, part in zip(rules, P.factors, parts, strict=True):
         if factor is None:
-            full[rule.name] = named[rule.name].detach().cpu() + part.view(rule.shape)
+            was = model.get_parameter(rule.name).detach().cpu()
+            full[rule.name] = was + part.view(rule.shape)
         elif rule.how == "fused" and len(rule.shape) == 2 and not rule.also:
             pairs[rule.layer] = part.view(-1, factor.rank), factor.columns()[0].mT
         else:
@@ -91,15 +94,13 @@ def export_change(
         rank: The adapter's rank. None gives each layer the rank of its change, which is exact.
 
     Returns:
-        The error of the adapter, in all and for each layer.
+        The error of the adapter.
 
     """
     if rank is not None:
         at_least("rank", rank, 1)
-    old, full = dict(before.named_parameters()), dict[str, Tensor]()
-    pairs: Pairs = {}
-    error, size = 0.0, 0.0
-    errors: dict[str, float] = {}
+    old = dict(before.named_parameters())
+    pairs, full, error, size = Pairs(), dict[str, Tensor](), 0.0, 0.0
     for name, parameter in after.named_parameters():
         if name not in old or old[name].shape != parameter.shape:
             raise SpecError(
@@ -118,12 +119,10 @@ def export_change(
         u, s, v = torch.linalg.svd(delta.mT if transposed else delta, full_matrices=False)
         r = int((s > NEGLIGIBLE * s[0]).sum()) if rank is None else min(rank, len(s))
         pairs[layer] = (u[:, :r] * s[:r]).to(new.dtype), v[:r].to(new.dtype)
-        left, whole = float(s[r:].square().sum()), float(delta.square().sum())
-        errors[layer] = (left / whole) ** 0.5
-        error, size = error + left, size + whole
+        error += float(s[r:].square().sum())
+        size += float(delta.square().sum())
     _write(Path(directory), before, pairs, full)
-    ranks = {layer: b.shape[1] for layer, (b, _) in pairs.items()}
-    return Change((error / size) ** 0.5 if size else 0.0, errors, ranks)
+    return Change((error / size) ** 0.5 if size else 0.0)
 
 
 def merge_adapter(model: nn.Module, directory: Path | str) -> nn.Module:
@@ -164,8 +163,8 @@ def _write(directory: Path, model: nn.Module, pairs: Pairs, full: dict[str, Tens
     needs("nlp", "peft")
     from peft import LoraConfig
 
+    start, arrays, modules = "base_model.model", dict[str, Tensor](), dict[str, nn.Module]()
     biases: dict[str, Tensor] = {}  # layer → change
-    modules: dict[str, dict[str, Tensor]] = {}  # module → its tensors after training
     for name, value in full.items():
         layer, _, last = name.rpartition(".")
         module = model.get_submodule(layer)
@@ -177,9 +176,10 @@ def _write(directory: Path, model: nn.Module, pairs: Pairs, full: dict[str, Tens
             raise SpecError(
                 f"{name!r} is trained in full, and PEFT cannot save it by itself; save the model with save_pretrained"
             )
-        if layer not in modules:
-            modules[layer] = {key: one.cpu() for key, one in module.state_dict().items()}
-        modules[layer][last] = value
+        modules[layer] = module
+        for key, one in module.state_dict().items():
+            arrays.setdefault(f"{start}.{layer}.{key}", one.cpu())
+        arrays[f"{start}.{name}"] = value
     if not pairs:
         raise SpecError("no layer of the model has changed; there is nothing to export")
     adapted = {layer: model.get_submodule(layer) for layer in pairs}
@@ -188,17 +188,14 @@ def _write(directory: Path, model: nn.Module, pairs: Pairs, full: dict[str, Tens
         raise SpecError(
             f"PEFT has no adapter for {tables[0]!r} together with biases; freeze either, or use save_pretrained"
         )
-    arrays: dict[str, Tensor] = {}
     for layer, (b, a) in pairs.items():
-        name = f"base_model.model.{layer}"
+        name = f"{start}.{layer}"
         if layer in tables:  # its two tensors are transposed
             arrays |= {f"{name}.lora_embedding_A": b.mT, f"{name}.lora_embedding_B": a.mT}
         else:
             arrays |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
         if biases:
             arrays[f"{name}.lora_B.bias"] = biases.get(layer, b.new_zeros(b.shape[0]))
-    for layer, tensors in modules.items():
-        arrays |= {f"base_model.model.{layer}.{key}": one for key, one in tensors.items()}
     most = max(b.shape[1] for b, _ in pairs.values())
     others = {f"^{layer}": b.shape[1] for layer, (b, _) in pairs.items() if b.shape[1] != most}
     config: Any = LoraConfig(
@@ -216,3 +213,59 @@ def _write(directory: Path, model: nn.Module, pairs: Pairs, full: dict[str, Tens
     arrays = {name: one.contiguous() for name, one in arrays.items()}
     write_tensors(directory / WEIGHTS, arrays, {"format": "pt"})
     config.save_pretrained(str(directory))
+
+
+def lora(
+    model: nn.Module, loss: Loss, choices: Sequence[ProjectionRule], footprint: Footprint
+) -> tuple[Step, nn.Module, int]:
+    """(a local step, the model with adapters, numbers trained) of a method that declares adapters."""
+    adapted = with_adapters(model, choices, footprint)
+    step = stepper(adapted, loss, round(footprint.optimizer / max(1, footprint.trained)))
+    return step, adapted, sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+
+
+def with_adapters(
+    model: nn.Module, choices: Sequence[ProjectionRule], footprint: Footprint
+) -> nn.Module:
+    """The model with PEFT's adapters on its fused layers; other trained tensors stay trained."""
+    assert footprint.ranks is not None
+    needs("nlp", "peft")
+    from peft import LoraConfig, get_peft_model
+
+    # PEFT tries one pattern after the other, so one for each rank is quick
+    layers: dict[int, list[str]] = {}
+    for rule in choices:
+        if rule.how == "fused":
+            layers.setdefault(footprint.ranks[rule.name], []).append(rule.layer)
+    ranks = {f"^({'|'.join(map(re.escape, names))})": rank for rank, names in layers.items()}
+    targets = [name for names in layers.values() for name in names]
+    full = [model.get_parameter(rule.name) for rule in choices if rule.how == "full"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tied and of transposed weights
+        config = LoraConfig(rank_pattern=ranks, alpha_pattern=ranks, target_modules=targets)
+        adapted: nn.Module = get_peft_model(model, config)
+    for parameter in full:
+        parameter.requires_grad_(True)
+    for name, parameter in adapted.named_parameters():
+        a = "lora_A" in name or "lora_embedding_B" in name  # an embedding's A is named B
+        if a and not footprint.train_a:
+            parameter.requires_grad_(False)
+    return adapted
+
+
+def stepper(model: nn.Module, loss: Loss, states: int = 0) -> Step:
+    """A step of torch's own optimizer with so many numbers per trained one: SGD, with momentum, or AdamW."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if states not in (0, 1, 2):
+        raise SpecError(
+            f"an optimizer that keeps {states} numbers per trained one has no counterpart in torch"
+        )
+    sgd, adamw = torch.optim.SGD, torch.optim.AdamW
+    optimizer = adamw(trained, RATE) if states == 2 else sgd(trained, RATE, momentum=0.9 * states)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+
+    return step

@@ -1,10 +1,10 @@
 """Pre-trained models and tokenizers by name or from a directory of this machine.
 
+`outline` makes a model without its weights, on torch's meta device, of a config.json alone.
+
 Models are read from safetensors alone: nothing is downloaded here, unpickled or run from a hub. `tiny` is a small
 network with random weights and a tokenizer of a few lines, for trials and tests.
 """
-
-from __future__ import annotations
 
 import contextlib
 import importlib.util
@@ -13,12 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
-from fedspan.core.errors import DataError, FedspanError, SpecError, one_line
+from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, one_line
 from fedspan.core.extras import needs
 from fedspan.core.seeds import torch_generator
 from fedspan.data import sets
+from fedspan.huggingface.models import CAUSAL, about, prepare
 
 ModelKind = Literal["SequenceClassification", "CausalLM"]
 DROPOUTS = (
@@ -40,9 +42,8 @@ def place_of(model: str) -> Path | None:
         return None
     if model == "minilm":
         sets.require([model])
-        found = importlib.util.find_spec(sets.find(model).package)
-        assert found is not None
-        return Path((found.submodule_search_locations or [""])[0]) / "model"
+        found: Any = importlib.util.find_spec(sets.find(model).package)
+        return Path(found.submodule_search_locations[0]) / "model"
     if model == "stories260k":
         return next(iter(sets.paths(model).values())).parent
     place = Path(model)
@@ -59,18 +60,17 @@ def load_model(
     seed: int,
     dropout: float,
     **settings: Any,
-) -> nn.Module:
+) -> Any:
     """A model by name or directory; the seed decides what is not in its file, such as a new head."""
     needs("nlp", "transformers")
     import transformers
 
     place = place_of(model)
     auto: Any = getattr(transformers, f"AutoModelFor{kind}")
+    local = {"local_files_only": True}
     with quietly(), torch_generator(seed), _readable(place, f"as a model for {kind}"):
-        config: Any
         if place is not None:
-            read = {"local_files_only": True} | settings
-            config = transformers.AutoConfig.from_pretrained(place, **read)
+            config: Any = transformers.AutoConfig.from_pretrained(place, **(local | settings))
         elif kind == "CausalLM":
             own = {
                 "vocab_size": SPECIAL + 256,
@@ -88,11 +88,8 @@ def load_model(
                 f"`task.dropout` is {dropout}, but a {config.model_type} model has none to set"
             )
         if place is None:
-            made: nn.Module = auto.from_config(config)
-        else:
-            safe = {"local_files_only": True, "use_safetensors": True}
-            made = auto.from_pretrained(place, config=config, **safe)
-    return made
+            return auto.from_config(config)
+        return auto.from_pretrained(place, config=config, use_safetensors=True, **local)
 
 
 def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[list[int]]:
@@ -103,8 +100,7 @@ def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[li
         return [one[:longest] for one in ids]
     with quietly():
         read = _tokenizer(place)(list(texts), truncation=True, max_length=longest)
-    found: list[list[int]] = read["input_ids"]
-    return found
+        return read["input_ids"]  # type: ignore[no-any-return]
 
 
 def running(place: Path | None, texts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
@@ -157,3 +153,58 @@ def quietly() -> Iterator[None]:
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
+
+
+def outline(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    labels: int | None = None,
+    checkpointing: bool = False,
+) -> nn.Module:
+    """The model that a directory or config.json describes, prepared for training; an encoder gets a class head."""
+    needs("nlp", "transformers")
+    import transformers
+
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        what = "has no config.json" if path.is_dir() else "does not exist"
+        raise DataError(f"{str(path)!r} {what}; name a model's directory or its config.json")
+    try:
+        with quietly():
+            config: Any = transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise SpecError(
+            f"{str(file)!r} is no config that transformers knows: {one_line(str(error))}"
+        ) from None
+
+    named = (getattr(config, "architectures", None) or [""])[0]
+    kind = "classifier"
+    auto: Any = transformers.AutoModelForSequenceClassification
+    if labels is not None:
+        at_least("labels", labels, 1)
+        config.num_labels = labels
+    elif named.endswith(CAUSAL):
+        kind, auto = "causal language model", transformers.AutoModelForCausalLM
+    if getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0
+    try:
+        with torch.device("meta"):
+            model: nn.Module = auto.from_config(config)
+    except (ValueError, KeyError, ImportError) as error:
+        raise SpecError(
+            f"{named or config.model_type} of {str(path)!r} cannot be loaded as a {kind}: {one_line(str(error))}"
+        ) from None
+    return prepare(model.to(dtype).train(), checkpointing)
+
+
+def batch_of(model: nn.Module, batch: int, length: int) -> dict[str, torch.Tensor]:
+    """A batch of texts as the model takes them; their content does not matter."""
+    known = about(model)
+    if known.positions is not None and length > known.positions:
+        raise SpecError(
+            f"`length` {length} is more than the {known.positions} positions of the model"
+        )
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    # labels are a column of their own, as in a real batch
+    labels = torch.zeros_like(ids if known.by_token else ids[:, 0])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}

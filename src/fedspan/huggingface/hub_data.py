@@ -1,7 +1,5 @@
 """Data sets from Hugging Face's hub, by the library `datasets`."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import urllib.error
@@ -39,9 +37,8 @@ def load(hub: str) -> Splits:
         except urllib.error.HTTPError as error:
             error.close()  # it answers
         except (OSError, ValueError) as error:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise HubError(
-                f"the hub {constants.ENDPOINT} does not answer ({one_line(str(reason))})"
+                f"the hub {constants.ENDPOINT} does not answer ({one_line(str(error))})"
             ) from None
 
     path, _, revision = hub.partition("@")

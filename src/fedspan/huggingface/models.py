@@ -4,13 +4,10 @@ A model is recognized by its class, so that transformers itself is never importe
 `model(**batch).loss`; a batch is a mapping of tensors such as input_ids, attention_mask and labels.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
@@ -64,17 +61,16 @@ def about(model: nn.Module) -> Pretrained:
         raise SpecError(
             f"{name} needs a padding token to find the end of a text; set model.config.pad_token_id"
         )
-    vocabulary = int(hub.get_input_embeddings().weight.shape[0])
+    vocabulary = hub.get_input_embeddings().weight.shape[0]
     by_word = kind == "causal" or name.endswith("ForMaskedLM")
-    labels = vocabulary if by_word else int(config.num_labels)
+    labels = vocabulary if by_word else config.num_labels
     positions = getattr(config, "max_position_embeddings", None)
     return Pretrained(kind, takes, vocabulary, labels, positions, pad or 0)
 
 
-def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+def own_loss(model: nn.Module, batch: Batch) -> Any:
     """The model's own loss: a mean over the examples, or over the predicted tokens, of the batch."""
-    loss: torch.Tensor = model(**batch).loss
-    return loss
+    return model(**batch).loss
 
 
 def score_of(known: Pretrained) -> Score:
@@ -82,14 +78,14 @@ def score_of(known: Pretrained) -> Score:
 
     def score(model: nn.Module, batch: Batch) -> Scored:
         found, labels = model(**batch), batch["labels"]
+        loss, count, logits = found.loss, len(labels), found.logits
         if known.kind == "classes":  # its own loss, with digits enough for bfloat16 weights
-            loss = F.cross_entropy(found.logits.float(), labels)
-            return loss, len(labels), found.logits, labels
-        if not known.by_token:
-            return found.loss, len(labels), found.logits, labels
+            loss = F.cross_entropy(logits.float(), labels)
         if known.kind == "causal":
             labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        return found.loss, int((labels != IGNORED).sum()), found.logits.movedim(-1, 1), labels
+        if known.by_token:
+            count, logits = int((labels != IGNORED).sum()), logits.movedim(-1, 1)
+        return loss, count, logits, labels
 
     return score
 

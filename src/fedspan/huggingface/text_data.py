@@ -5,8 +5,6 @@ rows are filled up on the right: ids with the model's padding token, masks with 
 loss counts. Columns that the model does not take are left out, as are the last ones of a batch that are all padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +20,7 @@ from fedspan.core.metric import IGNORED
 from fedspan.huggingface.models import Pretrained
 from fedspan.nn.batches import Batch, ClientData
 from fedspan.nn.client_data import of_loader, table_columns
+from fedspan.nn.problem_kind import whole
 
 SPELLINGS = {"label": "labels", "label_ids": "labels"}  # as transformers' own collators read them
 Columns = dict[str, Tensor]
@@ -61,11 +60,11 @@ def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
     if isinstance(data, DataLoader):  # with its own way to make batches
         return of_loader(data, who)
     given = {name: column for name, column in _columns(data, who).items() if name in about.takes}
-    for name, hint in (
-        ("input_ids", ""),
-        ("labels", " (a copy of 'input_ids' for a causal language model)"),
-    ):
+    for name in ("input_ids", "labels"):
         if name not in given:
+            hint = (
+                " (a copy of 'input_ids' for a causal language model)" if name == "labels" else ""
+            )
             raise DataError(
                 f"{who} has no column {name!r}{hint}; it has {', '.join(given) or 'none'}"
             )
@@ -75,11 +74,14 @@ def as_texts(data: Any, about: Pretrained, who: str) -> ClientData:
     ragged = not isinstance(rows, Tensor | np.ndarray) and len({len(row) for row in rows}) > 1
     if ragged and "attention_mask" not in given:
         given["attention_mask"] = [[1] * len(row) for row in rows]
-    fillers = {"input_ids": about.pad, "labels": IGNORED}
-    columns = {
-        name: _filled(column, fillers.get(name, 0), f"{who}: {name!r}")
-        for name, column in given.items()
-    }
+    fillers, columns = {"input_ids": about.pad, "labels": IGNORED}, {}
+    for name, column in given.items():
+        try:
+            columns[name] = _filled(column, fillers.get(name, 0))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"{who}: {name!r} is not numbers that go into one table: {one_line(str(error))}"
+            ) from None
     _check(columns, about, who)
     mask = columns.get("attention_mask", torch.ones_like(columns["input_ids"]))
     # up to the last token that is attended to
@@ -91,9 +93,7 @@ def _columns(data: Any, who: str) -> dict[str, Any]:
     """Name → values, whatever the data came as."""
     if (table := table_columns(data)) is not None:
         data = {
-            name: list(column)
-            if isinstance(column, np.ndarray) and column.dtype == object
-            else column
+            name: list(column) if str(getattr(column, "dtype", "")) == "object" else column
             for name, column in table.items()
         }
     elif isinstance(data, TensorDataset):
@@ -117,20 +117,13 @@ def _columns(data: Any, who: str) -> dict[str, Any]:
     return {SPELLINGS.get(str(name), str(name)): column for name, column in data.items()}
 
 
-def _filled(column: Any, filler: int, what: str) -> Tensor:
+def _filled(column: Any, filler: int) -> Tensor:
     """The column as one tensor, rows of unequal length filled up on the right."""
-    try:
-        if isinstance(column, Tensor | np.ndarray):
-            table = torch.as_tensor(column)
-        else:
-            rows = [torch.as_tensor(row) for row in column]
-            flat = rows[0].dim() == 0
-            table = torch.stack(rows) if flat else pad_sequence(rows, True, filler)
-        return table if table.is_floating_point() else table.long()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{what} is not numbers that go into one table: {one_line(str(error))}"
-        ) from None
+    table = column
+    if not isinstance(column, Tensor | np.ndarray):
+        rows = [torch.as_tensor(row) for row in column]
+        table = torch.stack(rows) if rows[0].dim() == 0 else pad_sequence(rows, True, filler)
+    return whole(torch.as_tensor(table))
 
 
 def _check(columns: Columns, about: Pretrained, who: str) -> None:
@@ -144,32 +137,33 @@ def _check(columns: Columns, about: Pretrained, who: str) -> None:
     for name, column in columns.items():
         if len(column) != len(ids):
             raise DataError(f"{who} has {len(ids)} examples, but {len(column)} in {name!r}")
-    if about.positions is not None and ids.shape[1] > about.positions:
-        raise DataError(
-            f"{who} has texts of {ids.shape[1]} tokens; the model takes {about.positions}: truncate them"
-        )
-    alike = {"attention_mask": mask, "labels": labels if about.by_token else None}
-    for name, other in alike.items():
-        if other is not None and other.shape != ids.shape:
+        like = name == "attention_mask" or (name == "labels" and about.by_token)
+        if like and column.shape != ids.shape:
             raise DataError(
-                f"{who}: {name!r} has the shape {tuple(other.shape)}, 'input_ids' {shape}; they must be alike"
+                f"{who}: {name!r} has the shape {tuple(column.shape)}, 'input_ids' {shape}; they must be alike"
             )
-    if mask is not None and len(empty := (~mask.ne(0).any(1)).nonzero()):
-        raise DataError(f"{who}: example {int(empty[0])} has nothing but padding")
+    if about.positions is not None and shape[1] > about.positions:
+        raise DataError(
+            f"{who} has texts of {shape[1]} tokens; the model takes {about.positions}: truncate them"
+        )
     if about.kind == "classes" and (labels.dim() != 1 or labels.is_floating_point()):
         raise DataError(
             f"{who}: 'labels' must be one class number an example, got {labels.dtype} of shape {tuple(labels.shape)}"
         )
+    counted = labels != IGNORED
+    predicted = counted[:, 1:] if about.kind == "causal" else counted
+    used = {"nothing but padding": mask}
+    if about.by_token:
+        used["no token to predict; leave it out"] = predicted
+    for what, marks in used.items():
+        if marks is not None and len(none := (~marks.ne(0).any(1)).nonzero()):
+            raise DataError(f"{who}: example {int(none[0])} has {what}")
     bounds = [
         ("input_ids", ids, about.vocabulary, "the vocabulary; is it the model's own tokenizer?")
     ]
     if about.by_token:
-        counted = labels != IGNORED
         of = f"what is predicted; {IGNORED} marks what is not"
         bounds.append(("labels", labels[counted], about.labels, of))
-        predicted = counted[:, 1:] if about.kind == "causal" else counted
-        if len(none := (~predicted.any(1)).nonzero()):
-            raise DataError(f"{who}: example {int(none[0])} has no token to predict; leave it out")
     elif about.kind == "classes":
         of = "the classes; set num_labels when loading the model"
         bounds.append(("labels", labels, about.labels, of))

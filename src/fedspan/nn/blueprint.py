@@ -4,10 +4,9 @@ A container of torch's own layers is saved layer by layer. Any other class is sa
 of its constructor, which are read from attributes of the same names, or from a dictionary `arguments` of the module.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,61 +15,40 @@ from torch import nn
 from fedspan.core.errors import CheckpointError, one_line
 from fedspan.core.seeds import torch_generator
 
-PLAIN = (bool, int, float, str, type(None))
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def blueprint(module: nn.Module) -> dict[str, Any] | None:
     """Return how a module is built, or None if that cannot be said in plain values."""
-    plan = _plan(module)
-    if plan is None:
-        return None
     try:
-        again = build(plan)
-    except CheckpointError:
+        plan = _plan(module)
+        made = build(json.loads(json.dumps(plan)))  # values of other types cannot be written
+    except (TypeError, ValueError, CheckpointError):
         return None
-    same = {name: value.shape for name, value in again.state_dict().items()}
-    return (
-        plan if same == {name: value.shape for name, value in module.state_dict().items()} else None
+    first, second = (
+        {name: value.shape for name, value in one.state_dict().items()} for one in (made, module)
     )
+    return plan if first == second else None
 
 
-def _plan(module: nn.Module) -> dict[str, Any] | None:
+def _plan(module: nn.Module) -> dict[str, Any]:
     kind = type(module)
     path = f"{kind.__module__}:{kind.__qualname__}"
     if kind in CONTAINERS:
-        parts = {name: _plan(child) for name, child in module.named_children()}
-        return None if None in parts.values() else {"class": path, "parts": parts}
-    if kind.__module__ == "__main__" or "<" in path or not kind.__init__.__module__:
-        return None
-    given = getattr(module, "arguments", None)
-    arguments = given if isinstance(given, Mapping) else _arguments(module)
-    if arguments is None or not all(map(_plain, arguments.values())):
-        return None
-    return {"class": path, "arguments": dict(arguments)}
-
-
-def _arguments(module: nn.Module) -> dict[str, Any] | None:
-    """Return a constructor's arguments, from the attributes that it sets; None if one is missing."""
-    found: dict[str, Any] = {}
-    for name, parameter in inspect.signature(type(module)).parameters.items():
-        if name in ("device", "dtype") or name.startswith("_"):
-            continue
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            return None
-        if (
-            name == "bias" and name in module._parameters
-        ):  # torch's layers are asked for one by a bool
-            found[name] = module.bias is not None
-        elif hasattr(module, name):
-            found[name] = getattr(module, name)
-        elif parameter.default is parameter.empty:
-            return None
-    return found
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, PLAIN) or (isinstance(value, tuple | list) and all(map(_plain, value)))
+        return {"class": path, "parts": {key: _plan(one) for key, one in module.named_children()}}
+    found = getattr(module, "arguments", None)
+    if not isinstance(found, Mapping):
+        found = dict[str, Any]()
+        for name, parameter in inspect.signature(kind).parameters.items():
+            if name == "bias" and name in module._parameters:  # torch's layers are asked by a bool
+                found[name] = module.bias is not None
+            elif hasattr(module, name) and name not in ("device", "dtype"):
+                found[name] = getattr(module, name)
+            elif parameter.default is parameter.empty:
+                raise CheckpointError(f"{path} does not keep its argument {name!r}")
+    if kind.__module__ == "__main__":
+        raise CheckpointError(f"{path} is defined in a script, which cannot be imported")
+    return {"class": path, "arguments": dict(found)}
 
 
 def build(plan: Any) -> nn.Module:

@@ -13,19 +13,23 @@ all that it does is to apply the model to the inputs and `cross_entropy`, `mse_l
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.objective import Plus
 from fedspan.core.projector import Factor, LinearMap
 from fedspan.nn.layers import channels
 from fedspan.nn.module import lift
+
+if TYPE_CHECKING:
+    from fedspan.nn.objective import Finish
 
 FEW_CHANNELS = 4  # up to which unfolding the first layer's input is faster than torch's convolution
 LOSSES = (F.cross_entropy, F.mse_loss, F.binary_cross_entropy_with_logits)
@@ -49,11 +53,10 @@ class Weight:
 
     def value(self) -> Tensor:
         """The weights themselves. With a factor there must be one client."""
-        if self.start is None:
-            return self.at
-        if self.factor is None:
-            return self.start + self.at
-        return (self.start + lift(self.factor, self.at[0].movedim(-1, 1))).unsqueeze(0)
+        at = self.at
+        if self.factor is not None:
+            at = lift(self.factor, at[0].movedim(-1, 1)).unsqueeze(0)
+        return at if self.start is None else self.start + at
 
     def take(self, gradient: Tensor, more: Tensor | None = None) -> None:
         """Takes the gradient, or the product of two matrices per client as the gradient."""
@@ -71,13 +74,12 @@ class Layer:
     """One step of a chain. Tensors are (clients, examples, …)."""
 
     first = False  # whether nothing before it is trained, so that no gradient is passed on
-    alone = False  # whether it takes one client at a time
-    dims: int | None = None  # axes of an example that it takes; None: any number
+    dims: int | None = None  # axes of an example; three: one client at a time; None: any number
     w: Weight  # of a layer that is trained
     b: Weight | None
 
-    def __init__(self, prefix: str | None = None) -> None:
-        self.prefix = prefix  # of its parameters' names; None: it has none
+    def __init__(self, layer: nn.Module) -> None:
+        self.params = len([*layer.parameters()])
 
     def seen(self, h: Tensor) -> Parts:
         """What depends on the input and not on the point, so that the first layer forms it once per round."""
@@ -117,12 +119,12 @@ class ReLU(Layer):
 class MaxPool(Layer):
     """The largest number of each window."""
 
-    alone, dims = True, 3
+    dims = 3
 
-    def __init__(self, layer: nn.MaxPool2d) -> None:
-        super().__init__()
-        sizes = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-        self.how = (*((n, n) if isinstance(n, int) else n for n in sizes), layer.ceil_mode)
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(layer)
+        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        self.how = [getattr(layer, name) for name in names]
 
     def forward(self, h: Tensor, *more: Tensor) -> Tensor:
         self.h = h[0]
@@ -174,12 +176,11 @@ class Linear(Layer):
 class Conv(Layer):
     """A convolution with one client's weights."""
 
-    alone, dims = True, 3
+    dims = 3
 
-    def __init__(self, prefix: str, layer: nn.Conv2d) -> None:
-        super().__init__(prefix)
-        self.size, self.padding = layer.kernel_size, cast(tuple[int, int], layer.padding)
-        self.how = (layer.stride, self.padding, layer.dilation, layer.groups)
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer)
+        self.how = (layer.stride, layer.padding, layer.dilation, layer.groups)
         self.few = layer.in_channels <= FEW_CHANNELS and self.how[2:] == ((1, 1), 1)
 
     @property
@@ -189,7 +190,7 @@ class Conv(Layer):
 
     def seen(self, h: Tensor) -> Parts:
         if self._unfolds:
-            top, left = self.padding
+            top, left = self.how[1]
             return (F.pad(h[0], (left, left, top, top)).unsqueeze(0),)
         return (h[0].contiguous(memory_format=torch.channels_last).unsqueeze(0),)
 
@@ -199,8 +200,8 @@ class Conv(Layer):
         if not self._unfolds:
             return F.conv2d(self.h, self.full, bias, *self.how).unsqueeze(0)
         windows = self.h
-        for axis, (size, step) in enumerate(zip(self.size, self.how[0], strict=True), 2):
-            windows = windows.unfold(axis, size, step)
+        for axis, step in enumerate(self.how[0], 2):
+            windows = windows.unfold(axis, self.full.shape[axis], step)
         n, _, rows, cols, *_ = windows.shape
         kernel = self.full.flatten(1).mT
         columns = self.h = windows.permute(1, 4, 5, 0, 2, 3).reshape(len(kernel), -1)
@@ -208,30 +209,26 @@ class Conv(Layer):
         return out.view(n, rows, cols, -1).permute(0, 3, 1, 2).unsqueeze(0)
 
     def backward(self, d: Tensor) -> Tensor:
-        delta, down = d[0].contiguous(memory_format=torch.channels_last), d[0]
+        delta, factor = d[0].contiguous(memory_format=torch.channels_last), self.w.factor
         if self.b is not None:
             self.b.take(delta.sum((0, 2, 3)).unsqueeze(0))
         if self._unfolds:
             product = self.h @ delta.permute(0, 2, 3, 1).flatten(0, 2)
             self.w.take(product.mT.reshape(self.w.at.shape))
             return d
-        if self.w.factor is None:
-            down, weight, _ = self._back(delta, self.h, self.full, not self.first, True)
+        down = d
+        if not self.first:  # before a step changes the weights
+            *how, groups = self.how
+            down = torch.ops.aten.convolution_backward(
+                delta, self.h, self.full, None, *how, False, [0, 0], groups, [True, False, False]
+            )[0].unsqueeze(0)
+        if factor is None:
+            weight = conv2d_weight(self.h, self.full.shape, delta, *self.how)
         else:
-            if not self.first:
-                down = self._back(delta, self.h, self.full, True, False)[0]
-            narrow = channels(self.w.factor, self.how[3])(self.h)
-            shape = delta.new_empty(1).expand(self.w.at[0].movedim(-1, 1).shape)
-            weight = self._back(delta, narrow, shape, False, True)[1].movedim(1, -1)
+            narrow, inner = channels(self.h, factor, self.how[3]), self.w.at[0].movedim(-1, 1)
+            weight = conv2d_weight(narrow, inner.shape, delta, *self.how).movedim(1, -1)
         self.w.take(weight.unsqueeze(0))
-        return d if self.first else down.unsqueeze(0)
-
-    def _back(self, delta: Tensor, h: Tensor, weight: Tensor, *which: bool) -> Any:
-        """The gradients by the input and by the weight, those of them that are asked for."""
-        *how, groups = self.how
-        return torch.ops.aten.convolution_backward(
-            delta, h, weight, None, *how, False, [0, 0], groups, [*which, False]
-        )
+        return down
 
 
 def fits(loss: KnownLoss, targets: Tensor, width: int) -> bool:
@@ -258,9 +255,9 @@ def by_outputs(loss: KnownLoss, outputs: Tensor, targets: Tensor, *more: Tensor)
     if loss[0] is F.cross_entropy:  # (softmax − one-hot) / examples that count
         share, less = more
         return outputs.softmax(-1).scatter_add_(-1, targets, less).mul_(share)
-    if loss[0] is F.mse_loss:
-        return (outputs - targets).mul_(2 / outputs[0].numel())
-    return outputs.sigmoid().sub_(targets).mul_(1 / outputs[0].numel())
+    mse = loss[0] is F.mse_loss
+    off = outputs - targets if mse else outputs.sigmoid().sub_(targets)
+    return off.mul_((1 + mse) / outputs[0].numel())
 
 
 class _Symbol:
@@ -293,9 +290,7 @@ def known_loss(loss: Callable[[Any, Any], Any]) -> KnownLoss | None:
     ignored = given.pop("ignore_index", -100)
     plain = {"input": outputs, "target": targets, "reduction": "mean", "label_smoothing": 0.0}
     # others are such as weights of classes
-    alike = all(
-        value is plain.get(name) or value == plain.get(name) for name, value in given.items()
-    )
+    alike = all(value == plain.get(name) for name, value in given.items())
     return (function, ignored) if alike else None
 
 
@@ -313,12 +308,8 @@ class ChainDirection:
         x: The server's model; None with P = None.
         P: The subspace.
         batches: Examples that were gathered for several steps, and which of them to take, without end.
-        plus: What is added to the gradient.
-        finished: Gives what a step uses, from a gradient and the point.
-        bare: Whether that is the gradient itself, but for `plus`.
+        finish: What a step makes of a gradient.
     """
-
-    takes_steps = False
 
     def __init__(
         self,
@@ -328,51 +319,44 @@ class ChainDirection:
         x: Vector | None,
         P: LinearMap | None,
         batches: Iterator[tuple[Parts, slice]],
-        plus: Plus,
-        finished: Callable[[Vector, Vector], Vector],
-        bare: bool,
+        finish: Finish,
     ) -> None:
         (self.layers, self.loss), blocks = chain, layout.blocks
-        self.clients, self.batches, self.plus, self.finished = clients, batches, plus, finished
-        self.takes_steps = bare and not callable(plus)
+        self.clients, self.batches, self.finish = clients, batches, finish
+        self.takes_steps = finish.bare and not callable(finish.plus)
         self.before = sum(layer.first for layer in self.layers) - 1  # layers before one is trained
-        size = 1 if any(layer.alone for layer in self.layers) else clients
+        size = 1 if any(layer.dims == 3 for layer in self.layers) else clients
         self.shares = [slice(i, i + size) for i in range(0, clients, size)]
-        self.sizes = [block.size for block in blocks] if P is None else list(P.sizes)
+        self.sizes = layout.sizes if P is None else P.sizes
         factors = (None,) * len(blocks) if P is None else P.factors
-        starts: list[Tensor | None] = [None] * len(blocks)
-        if x is not None:
-            starts = [part[0, 0] for part in layout.split(x).values()]
-        names = [block.name for block in blocks]
-        self.blocks = list(zip(names, starts, factors, strict=True))
+        starts = [None] * len(blocks) if x is None else layout.split(x[0, 0]).values()
+        self.blocks = list(zip(starts, factors, strict=True))
         self.shapes = [  # of the blocks of a point; a projected axis is the last
             b.shape if factor is None else (b.shape[0], *b.shape[2:], factor.rank)
             for b, factor in zip(blocks, factors, strict=True)
         ]
-        self.weights: list[dict[str, Weight]] = []
         self._parts: Parts | None = None
 
     def __call__(self, y: Vector) -> Vector:
         g = y.new_empty(1, self.clients, y.shape[-1])
         self._bind(self._split(y.expand_as(g)), self._split(g))
         self._run(*next(self.batches))
-        return self.finished(g, y)
+        return self.finish(g, y)
 
     def descend(self, start: Vector, lr: float, steps: int) -> Vector:
         """The end point of plain steps."""
         at = [part.expand(self.clients, *part.shape[1:]).clone() for part in self._split(start)]
-        self._bind(at, None, lr)
-        plus = self._split(self.plus) if isinstance(self.plus, Tensor) else []
+        self._bind(at, itertools.repeat(None), lr)
+        plus = self._split(self.finish.plus) if isinstance(self.finish.plus, Tensor) else []
         for _ in range(steps):
             self._run(*next(self.batches))
             for block, more in zip(at, plus, strict=False):
                 block.sub_(more, alpha=lr)
         # the work after the steps can use the memory of the point; what was seen of the inputs stays
-        self.weights = []
-        for layer in self.layers:
-            kept = [name for name, one in vars(layer).items() if isinstance(one, Tensor | Weight)]
-            for name in kept:
-                delattr(layer, name)
+        self.weights.clear()
+        for own in map(vars, self.layers):
+            for name in [name for name, one in own.items() if isinstance(one, Tensor | Weight)]:
+                del own[name]
         return torch.cat([block.flatten(1) for block in at], 1).unsqueeze(0)
 
     def _split(self, v: Vector) -> list[Tensor]:
@@ -380,15 +364,15 @@ class ChainDirection:
         parts = zip(v[0].split(self.sizes, 1), self.shapes, strict=True)
         return [part.unflatten(1, shape) for part, shape in parts]
 
-    def _bind(self, at: list[Tensor], grads: list[Tensor] | None, lr: float = 0.0) -> None:
+    def _bind(self, at: list[Tensor], grads: Iterable[Tensor | None], lr: float = 0.0) -> None:
         """Sets the point, as blocks (clients, *shape), and where its gradients go."""
-        self.weights = []
-        for share in self.shares:
-            outs = [None] * len(at) if grads is None else [grad[share] for grad in grads]
-            parts = zip(self.blocks, at, outs, strict=True)
-            self.weights.append(
-                {name: Weight(a[share], g, lr, x, factor) for (name, x, factor), a, g in parts}
-            )
+        self.weights = [
+            [
+                Weight(a[share], None if g is None else g[share], lr, *block)
+                for block, a, g in zip(self.blocks, at, grads, strict=False)
+            ]
+            for share in self.shares
+        ]
 
     def _run(self, parts: Parts, place: slice) -> None:
         """The gradients on the batch in `place` of the gathered examples (clients, examples, …)."""
@@ -399,10 +383,10 @@ class ChainDirection:
             batch = len(range(*place.indices(parts[0].shape[1])))
             self._targets = of_targets(self.loss, parts[1], batch, parts[0].dtype)
         for number, (share, weights) in enumerate(zip(self.shares, self.weights, strict=True)):
+            own = iter(weights)
             for layer in self.layers:
-                if layer.prefix is not None:
-                    layer.w = weights[f"{layer.prefix}weight"]
-                    layer.b = weights.get(f"{layer.prefix}bias")
+                if layer.params:
+                    layer.w, layer.b = next(own), next(own) if layer.params == 2 else None
             if fresh:
                 h = parts[0][share]
                 for layer in before:
@@ -430,12 +414,15 @@ def chain_of(
     gradient of the loss is not known.
     """
     layers: list[Layer] = []
-    names: list[str] = []
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     width, dims, known = 0, inputs.dim() - 1, known_loss(loss)
-    if known is None or any(_changed(module) for module in model.modules()):
+    alike = names == [block.name for block in layout.blocks]
+    if known is None or not alike or any(_changed(module) for module in model.modules()):
         return None
-    for prefix, module in _modules(model, ""):
-        layer = _layer(prefix, module)
+    for _, module in model.named_modules(remove_duplicate=False):
+        if type(module) is nn.Sequential:
+            continue
+        layer = _layer(module)
         if layer is None or layer.dims not in (dims, None):
             return None
         if isinstance(layer, Flatten):
@@ -444,27 +431,14 @@ def chain_of(
             layers.insert(-1, layer)  # the same numbers, and ReLU has fewer to look at
         else:
             layers.append(layer)
-        names += [prefix + key for key, _ in module.named_parameters()]
         width = module.out_features if isinstance(module, nn.Linear) else width
-    alike = sorted(names) == sorted(block.name for block in layout.blocks)
-    if dims != 1 or not width or not alike or not fits(known, targets, width):
+    if dims != 1 or not width or not fits(known, targets, width):
         return None
     for layer in layers:
         layer.first = True
-        if layer.prefix is not None:
+        if layer.params:
             break
     return layers, known
-
-
-def _modules(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """The layers of nested Sequentials, in order, with what their parameters' names begin with."""
-    if type(model) is not nn.Sequential:
-        yield prefix, model
-        return
-    # `named_children` leaves out a layer that is used again
-    for key, child in model._modules.items():
-        assert child is not None
-        yield from _modules(child, f"{prefix}{key}.")
 
 
 def _changed(module: nn.Module) -> bool:
@@ -477,14 +451,13 @@ def _changed(module: nn.Module) -> bool:
     )
 
 
-def _layer(prefix: str, module: nn.Module) -> Layer | None:
-    if type(module) is nn.Linear:
-        return Linear(prefix)
-    if type(module) is nn.Conv2d:
-        plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-        return Conv(prefix, module) if plain else None
-    if type(module) is nn.MaxPool2d and not module.return_indices:
-        return MaxPool(module)
-    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
-        return Flatten()
-    return ReLU() if type(module) is nn.ReLU else None
+KINDS: dict[Any, type[Layer]] = {
+    nn.Flatten: Flatten, nn.ReLU: ReLU, nn.MaxPool2d: MaxPool, nn.Linear: Linear, nn.Conv2d: Conv,
+}  # fmt: skip
+USUAL = {"padding_mode": "zeros", "return_indices": False, "start_dim": 1, "end_dim": -1}
+
+
+def _layer(module: nn.Module) -> Layer | None:
+    kind, given = KINDS.get(type(module)), vars(module)
+    odd = any(given.get(name, value) != value for name, value in USUAL.items())
+    return None if kind is None or odd or isinstance(given.get("padding"), str) else kind(module)

@@ -1,9 +1,7 @@
 """Reads a client's examples in any form: tensors, arrays, lists, tables, Datasets or DataLoaders."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,7 +34,7 @@ def split_parts(data: Any, who: str) -> tuple[Any, str, Any]:
             f"{who} has the part {unknown[0]!r}; the parts of a client are train, test and validation"
         )
     held = next((name for name in ("test", "validation") if name in data), "train")
-    return data["train"], held, data[held] if held != "train" else None
+    return data["train"], held, None if held == "train" else data[held]
 
 
 def as_client_data(data: Any, who: str) -> ClientData:
@@ -47,44 +45,44 @@ def as_client_data(data: Any, who: str) -> ClientData:
         return of_dataset(data, default_collate, who)
     if (columns := table_columns(data)) is not None:
         data = columns
+    if isinstance(data, Tensor | np.ndarray):
+        raise DataError(
+            f"{who} is one {type(data).__name__}; give (inputs, targets) for each client: [(x0, y0), (x1, y1)]"
+        )
     if isinstance(data, Mapping):
         if not data:
             raise DataError(f"{who} has no columns; give it inputs and a target, or leave it out")
-        parts = [as_tensor(column, f"{who}: {name!r}") for name, column in data.items()]
-        names = tuple(map(str, data))
-        return _not_empty(Tensors(_checked(parts, who, map(repr, names)), names), who)
-    if (
-        isinstance(data, list)
-        and data
-        and all(isinstance(row, tuple) and len(row) == 2 for row in data)
-    ):
-        return Items(data, who=who)
+        rows = _named(data, who)
+        return _checked(rows, {repr(name): part for name, part in rows.items()}, who)
     if isinstance(data, list | tuple) and data:
+        pairs = all(isinstance(row, tuple) and len(row) == 2 for row in data)
+        if isinstance(data, list) and pairs:
+            return Items(data, who=who)
         if len(data) == 2 and (several := _several(data[0])):
-            inputs = [as_tensor(one, f"{who}: {name!r}") for name, one in several.items()]
-            parts = [*inputs, as_tensor(data[1], who)]
-            labels = [*map(repr, several), "targets"]
-            form = tuple(several) if isinstance(data[0], Mapping) else len(inputs)
-            return _not_empty(Tensors(_checked(parts, who, labels), inputs=form), who)
+            inputs, target = _named(several, who), as_tensor(data[1], who)
+            parts = {repr(name): part for name, part in inputs.items()} | {"targets": target}
+            first = inputs if isinstance(data[0], Mapping) else tuple(inputs.values())
+            return _checked((first, target), parts, who)
         indexes = [part.index for part in data if hasattr(part, "iloc")]
         if any(not indexes[0].equals(index) for index in indexes[1:]):
             raise DataError(
                 f"{who} has inputs and targets with different indexes, and rows are paired by position; bring them "
                 "into one order, then reset_index(drop=True) on both"
             )
-        named = ["inputs", "targets"] if len(data) == 2 else [f"part {n}" for n in range(len(data))]
-        parts = [as_tensor(part, who) for part in data]
-        return _not_empty(Tensors(_checked(parts, who, named)), who)
-    if isinstance(data, Tensor | np.ndarray):
-        raise DataError(
-            f"{who} is one {type(data).__name__}; give (inputs, targets) for each client: [(x0, y0), (x1, y1)]"
-        )
+        names = ["inputs", "targets"] if len(data) == 2 else [f"part {n}" for n in range(len(data))]
+        parts = {name: as_tensor(part, who) for name, part in zip(names, data, strict=True)}
+        return _checked(tuple(parts.values()), parts, who)
     if hasattr(data, "take") and hasattr(data, "__len__"):  # examples of a class of one's own
         return _not_empty(data, who)
     raise DataError(
         f"{who} must be (inputs, targets), a table with a target column, a Dataset or a DataLoader, got "
         f"{type(data).__name__}"
     )
+
+
+def _named(columns: Mapping[Any, Any], who: str) -> dict[Any, Tensor]:
+    """Name → tensor."""
+    return {name: as_tensor(one, f"{who}: {name!r}") for name, one in columns.items()}
 
 
 def _several(inputs: Any) -> dict[Any, Any]:
@@ -128,7 +126,7 @@ def of_loader(loader: DataLoader[Any], who: str) -> Loader:
             raise DataError(
                 f"{who} has {len(data)} examples and no full batch of {size}; leave out `drop_last=True`"
             )
-        return Loader(data, None, size, drop, ordered)
+        return Loader(data, torch.arange(len(data)), size, drop, ordered)
     try:  # one fixed pass stands for the client's examples
         found = drawn_batches(batches, 0)
     except TypeError as error:  # such as one without a length
@@ -142,9 +140,9 @@ def of_loader(loader: DataLoader[Any], who: str) -> Loader:
 
 def table_columns(data: Any) -> dict[str, Any] | None:
     """Name → values of a pandas, Arrow or Hugging Face table; None for anything else."""
-    if hasattr(data, "column_names") and hasattr(data, "with_format"):  # datasets.Dataset
+    if hasattr(data, "with_format"):  # datasets.Dataset
         return dict(data.with_format(None)[:])
-    if hasattr(data, "column_names") and hasattr(data, "to_pydict"):  # pyarrow.Table
+    if hasattr(data, "to_pydict"):  # pyarrow.Table
         return dict(data.to_pydict())
     if is_frame(data):
         return {str(name): np.array(data[name]) for name in data.columns}  # torch may write to them
@@ -159,13 +157,11 @@ def is_frame(data: Any) -> bool:
 def as_tensor(part: Any, who: str) -> Tensor:
     """A tensor from a tensor, an array, a pandas column or frame, or nested lists of numbers."""
     if isinstance(part, Tensor):
-        if part.is_meta:
+        if part.is_meta or part.layout != torch.strided:
             raise DataError(
-                f"{who} has a tensor on the device 'meta', which has no values; load it on a real device"
+                f"{who} has a tensor without dense values ({part.device.type!r}, {part.layout}); load it on a real "
+                "device, or make it dense by .to_dense()"
             )
-        if part.layout != torch.strided:
-            kind = str(part.layout).removeprefix("torch.")
-            raise DataError(f"{who} has a tensor of layout {kind!r}; make it dense by .to_dense()")
         if part.ndim == 0:
             raise DataError(
                 f"{who} has a tensor of one number, {part.item()}; give one row per example"
@@ -197,19 +193,19 @@ def as_tensor(part: Any, who: str) -> Tensor:
     return torch.as_tensor(array if array.flags.writeable else array.copy())
 
 
-def _checked(parts: Sequence[Tensor], who: str, names: Iterable[str]) -> tuple[Tensor, ...]:
-    """Tensors of equal length without a value that is not finite."""
-    lengths = [part.shape[0] for part in parts]
+def _checked(rows: Batch, parts: Mapping[str, Tensor], who: str) -> ClientData:
+    """Examples as tensors, which must be of equal length and finite; `parts` are the tensors by name."""
+    lengths = [len(part) for part in parts.values()]
     if len(set(lengths)) > 1:
         raise DataError(f"{who} has parts of different lengths: {lengths}")
-    for part, name in zip(parts, names, strict=True):
+    for name, part in parts.items():
         if part.is_floating_point() and not torch.isfinite(part).all():
             row, *places = torch.nonzero(~torch.isfinite(part))[0].tolist()
             column = f", column {places[0]}" if len(places) == 1 else ""
             raise DataError(
                 f"{who} has values that are not finite: {name}, first in row {row}{column}; remove or fill them"
             )
-    return tuple(parts)
+    return _not_empty(Tensors(rows), who)
 
 
 def narrowed(part: Tensor, dtype: torch.dtype, who: str) -> Tensor:
@@ -219,8 +215,8 @@ def narrowed(part: Tensor, dtype: torch.dtype, who: str) -> Tensor:
             f"{who} has complex numbers, and the model has none; give their parts as columns"
         )
     found = part.to(dtype)
-    floats = part.is_floating_point() and dtype.is_floating_point
-    if floats and dtype.itemsize < part.dtype.itemsize and not torch.isfinite(found).all():
+    shorter = part.is_floating_point() and dtype.itemsize < part.dtype.itemsize
+    if shorter and dtype.is_floating_point and not torch.isfinite(found).all():
         kind = str(dtype).removeprefix("torch.")
         raise DataError(
             f"{who} has the value {part.abs().max():.3g}, which {kind} cannot hold; scale the column"

@@ -1,13 +1,12 @@
 """Evaluating a model on a test set: its loss, and the metrics that are asked for or usual for the kind of problem."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedspan.core.errors import SpecError
 from fedspan.metrics._collected import Collected, by_class
@@ -46,9 +45,6 @@ class Evaluator:
     parts: Sequence[Tensor] | None = None
     logits: bool | None = None
 
-    def __post_init__(self) -> None:
-        chosen(self.metrics)  # refuses what there is not, before anything is trained
-
     @torch.inference_mode()
     def __call__(
         self, model: nn.Module, summaries: dict[str, list[float]] | None = None
@@ -65,10 +61,10 @@ class Evaluator:
             batch = placed(self.data.take(part), self.device)
             loss, size, outputs, targets = self.score(model, batch)
             total, count = total + float(loss) * size, count + size
-            if number == 0 and not self.metrics and self.usual is None:
-                tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-                if tensors and not targets.is_floating_point() and by_class(outputs, targets):
-                    metrics = chosen(["accuracy"])
+            tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+            guesses = number == 0 and not self.metrics and self.usual is None and tensors
+            if guesses and not targets.is_floating_point() and by_class(outputs, targets):
+                metrics = chosen(["accuracy"])
             for metric in metrics.values():
                 if isinstance(metric, Collected):
                     metric.logits = self.logits
@@ -82,9 +78,7 @@ class Evaluator:
         return {"loss": total / count, **found}
 
 
-def by_outputs(
-    loss: OutputLoss, for_metrics: Callable[[Any], Any] = lambda targets: targets
-) -> Score:
+def by_outputs(loss: OutputLoss, for_metrics: Callable[[Any], Any]) -> Score:
     """A model on (inputs, targets), by `loss(outputs, targets)`; metrics are given `for_metrics(targets)`."""
 
     def score(model: nn.Module, batch: Batch) -> Scored:
@@ -99,16 +93,14 @@ def by_objective(objective: Loss, metrics: bool) -> Score:
     """A model by `objective(model, batch)`; only metrics need a batch to be (inputs, targets)."""
 
     def score(model: nn.Module, batch: Batch) -> Scored:
-        first: Any = batch
-        while isinstance(first, Mapping | list | tuple):
-            first = next(iter(first.values() if isinstance(first, Mapping) else first))
-        size = len(first)
-        if not metrics:
-            return objective(model, batch), size, None, None
-        if isinstance(batch, Mapping) or len(batch) != 2:
-            raise SpecError(
-                "`metrics` with `objective` need batches of (inputs, targets); leave `metrics` out"
-            )
-        return objective(model, batch), size, call_of(model, batch[0])(), batch[1]
+        outputs = targets = None
+        if metrics:  # only they need a batch to be (inputs, targets)
+            if isinstance(batch, Mapping) or len(batch) != 2:
+                raise SpecError(
+                    "`metrics` with `objective` need batches of (inputs, targets); leave `metrics` out"
+                )
+            inputs, targets = batch
+            outputs = call_of(model, inputs)()
+        return objective(model, batch), len(tree_leaves(batch)[0]), outputs, targets
 
     return score

@@ -1,7 +1,5 @@
 """Small networks: linear and MLP for any input; a LeNet-like CNN and the CIFAR ResNets (He et al. 2016) for images."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -26,14 +24,13 @@ def mlp(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (128,)) 
     return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
 
-def cnn(shape: tuple[int, ...], classes: int, width: int = 16) -> nn.Sequential:
+def cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
     """Two convolutions with pooling and one hidden layer, after LeNet."""
-    channels, height, breadth = shape
-    inner = 2 * width * (height // 4) * (breadth // 4)
+    channels, height, width = shape
     return nn.Sequential(
-        nn.Conv2d(channels, width, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(width, 2 * width, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(inner, 128), nn.ReLU(), nn.Linear(128, classes),
+        nn.Conv2d(channels, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * (height // 4) * (width // 4), 128), nn.ReLU(), nn.Linear(128, classes),
     )  # fmt: skip
 
 
@@ -53,43 +50,33 @@ class ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """F(x) + x."""
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        before = self.extra // 2
         short = x[:, :, :: self.stride, :: self.stride]
-        if self.extra:
-            short = F.pad(short, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
-        return F.relu(y + short)
+        return F.relu(y + F.pad(short, (0, 0, 0, 0, before, self.extra - before)))
 
 
 class ResNet(nn.Module):
     """The 6n + 2 layer networks for 32 × 32 images: three stages of n blocks, 16, 32 and 64 channels wide."""
 
-    def __init__(
-        self, depth: int, classes: int, channels: int = 3, norm: Norm = "group", width: int = 16
-    ) -> None:
+    def __init__(self, depth: int, classes: int, channels: int, kind: Norm) -> None:
         super().__init__()
-        self.arguments = {
-            "depth": depth,
-            "classes": classes,
-            "channels": channels,
-            "norm": norm,
-            "width": width,
-        }
+        self.depth, self.classes, self.channels, self.kind = depth, classes, channels, kind
         if (depth - 2) % 6:
             raise SpecError(f"a CIFAR ResNet has 6n + 2 layers (8, 20, 56, 110), got {depth}")
-        make: Callable[[int], nn.Module] = nn.Identity
-        if norm == "batch":
-            make = nn.BatchNorm2d
-        elif norm == "group":
-            make = lambda channels: nn.GroupNorm(min(8, channels), channels)  # noqa: E731
-        self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
-        self.norm = make(width)
-        blocks: list[nn.Module] = []
-        inputs = width
-        for stage in range(3):
-            for block in range((depth - 2) // 6):
-                outputs = width << stage
-                blocks.append(ResidualBlock(inputs, outputs, 2 if stage and not block else 1, make))
+        norm: Callable[[int], nn.Module] = nn.Identity
+        if kind == "batch":
+            norm = nn.BatchNorm2d
+        elif kind == "group":
+            norm = lambda channels: nn.GroupNorm(min(8, channels), channels)  # noqa: E731
+        self.conv = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
+        self.norm = norm(16)
+        self.blocks = nn.Sequential()
+        inputs = 16
+        for outputs in (16, 32, 64):
+            for _ in range((depth - 2) // 6):
+                stride = 1 if inputs == outputs else 2
+                self.blocks.append(ResidualBlock(inputs, outputs, stride, norm))
                 inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,12 +96,12 @@ def build(
             f"`model` {name!r} needs images, but an example has the shape {shape}; use 'mlp' or 'linear'"
         )
     with torch_generator(seed):
-        if name in ("mlp", "linear"):
-            return mlp(shape, classes, (128,) if name == "mlp" else ())
-        if name == "cnn":
-            return cnn(shape, classes)
         if found:
             return ResNet(int(found[1]), classes, shape[0], norm)
+        if name == "cnn":
+            return cnn(shape, classes)
+        if name in ("mlp", "linear"):
+            return mlp(shape, classes, (128,) if name == "mlp" else ())
     raise SpecError(
         f"unknown model {name!r}; there are linear, mlp, cnn, resnet8, resnet20, resnet56, resnet110, and your own "
         "as module:function"

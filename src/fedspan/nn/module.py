@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Layout, Vector
-from fedspan.core.projector import Factor, LinearMap, picked
+from fedspan.core.projector import Factor, LinearMap
 from fedspan.nn.layers import restricted_forward
 from fedspan.nn.projection_rules import ProjectionRule
 from fedspan.nn.recompute import recomputing
@@ -27,13 +28,11 @@ class FlatModule:
         self.model, self.layout = model, layout
         self.checked = False  # whether a gradient has reached every fused layer
         self.shown = False  # whether the weights lie in a vector that is not the module's own
-        named = dict(model.named_parameters())
-        self.params = [named[block.name] for block in layout.blocks]
-        types = {parameter.dtype for parameter in self.params}
+        self.params = [model.get_parameter(block.name) for block in layout.blocks]
+        types = sorted({str(p.dtype).removeprefix("torch.") for p in self.params})
         if len(types) > 1:
-            found = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in types))
             raise SpecError(
-                f"the model trains tensors of several types ({found}); give it one with model.to()"
+                f"the model trains tensors of several types ({', '.join(types)}); give it one with model.to()"
             )
         self.flat = self.params[0].detach().new_empty(layout.size)
         # otherwise x has more digits than the weights
@@ -44,9 +43,8 @@ class FlatModule:
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
         """The blocks of a flat vector in their shapes."""
-        blocks = self.layout.blocks
-        parts = flat.split([block.size for block in blocks])
-        return (part.view(block.shape) for part, block in zip(parts, blocks, strict=True))
+        pairs = zip(flat.split(self.layout.sizes), self.layout.blocks, strict=True)
+        return (part.view(block.shape) for part, block in pairs)
 
     def holds(self, x: Vector) -> bool:
         """Whether the weights have the type and the device of x, so that steps can change them in place."""
@@ -128,20 +126,19 @@ class Restricted:
     ) -> None:
         """With `borrow` the weights lie in x itself: steps change it and put it back; needs coordinates everywhere."""
         self.module, self.recompute, self.borrowed = module, recompute, borrow
-        self.sizes = list(P.sizes)
+        self.sizes, device = P.sizes, module.flat.device
         (module.show if borrow else module.load)(x)
-        device, factors = module.flat.device, P.factors
-        if device.type != "cpu":
-            factors = tuple(factor and factor.to(device) for factor in factors)
         parts = module.views(x.detach().view(-1))
         self.pieces = [
-            _Piece(module, *each) for each in zip(module.params, factors, rules, parts, strict=True)
+            _Piece(module, parameter, factor and factor.to(device), rule, part)
+            for parameter, factor, rule, part in zip(
+                module.params, P.factors, rules, parts, strict=True
+            )
         ]
 
     def __enter__(self) -> Restricted:
         for piece in self.pieces:
             for layer in piece.layers:
-                assert piece.factor is not None
                 layer.forward = restricted_forward(layer, piece.leaf, piece.factor, self.recompute)
         return self
 
@@ -162,16 +159,12 @@ class Restricted:
         places = list(
             zip(self.pieces, point.split(self.sizes), gradient.split(self.sizes), strict=True)
         )
+        direct = self.module.holds(start) and self.module.checked
         collected = []
         for piece, _, part in places:
-            piece.leaf.grad = None
-            if (
-                self.module.holds(start)
-                and self.module.checked
-                and (piece.layers or piece.factor is None)
-            ):
-                piece.leaf.grad = piece.shaped(part)
-            else:
+            at_once = direct and (piece.layers or piece.factor is None)
+            piece.leaf.grad = piece.shaped(part) if at_once else None
+            if not at_once:
                 collected.append((piece, part))
 
         def backward(loss: Loss) -> None:
@@ -207,11 +200,12 @@ class _Piece:
         rule: ProjectionRule,
         x: Tensor,
     ) -> None:
-        self.parameter, self.name, self.factor = parameter, rule.name, factor
-        self.axis, self.sent = rule.axis, rule.shape  # the shape of z, whose projected axis is last
+        self.parameter, self.name, self.axis = parameter, rule.name, rule.axis
+        self.factor: Any = factor
         self.layers: list[nn.Module] = []
         self.leaf: Tensor = parameter
         self.index: Tensor | None = None
+        self.sent = rule.shape  # of z, whose projected axis is last
         # where the block begins, with all the digits that x has
         start = parameter.detach() if module.same_dtype else x.to(parameter.device)
         self.start: Tensor | None = start
@@ -219,8 +213,7 @@ class _Piece:
             self.sent = (*rule.shape[: self.axis], *rule.shape[self.axis + 1 :], factor.rank)
         if factor is not None and rule.how == "fused":
             self.layers = [module.model.get_submodule(n) for n in (rule.layer, *rule.also)]
-            chosen = picked(factor)
-            self.index = None if chosen is None else chosen.flatten()
+            self.index = None if factor.index is None else factor.index.flatten()
             # a place for the gradient of B; its values are needed only where they tell the last z
             none = parameter.detach().new_zeros(())
             # torch wants its gradient contiguous
@@ -239,15 +232,13 @@ class _Piece:
         """Sets the weight to x + Pᵀz for this block."""
         weight, b = self.parameter.detach(), self.shaped(part)
         if self.start is None:
-            assert self.factor is not None
             weight.add_(lift(self.factor, b - self.leaf, self.axis))
+            self.leaf.copy_(b)
         elif self.index is not None:
             weight.index_copy_(self.axis, self.index, (self.start + b).to(weight.dtype))
         else:
             moved = b if self.factor is None else lift(self.factor, b, self.axis)
             weight.copy_(self.start + moved)
-        if self.layers and self.index is None:
-            self.leaf.copy_(b)
 
     def put_back(self) -> None:
         """Makes a borrowed x what it was, to the last bit."""

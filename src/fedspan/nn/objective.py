@@ -5,7 +5,7 @@ A cohort is batched in two ways. Chains of plain layers with a known loss have t
 than client by client for plain matrix products and slower for convolutions. Both need batches of equal shape, no
 running statistics and no randomness inside the network.
 
-`clip` and weight decay are applied here and nowhere else, by `finish_`, in every way of simulating a cohort.
+`clip` and weight decay are applied here and nowhere else, by `Finish`, in every way of simulating a cohort.
 """
 
 from __future__ import annotations
@@ -26,24 +26,10 @@ from fedspan.core import seeds
 from fedspan.core.config import Training
 from fedspan.core.errors import DataError, SpecError, client_name
 from fedspan.core.layout import Vector
-from fedspan.core.objective import (
-    Direction,
-    Objective,
-    Plus,
-    term,
-)
-from fedspan.core.privacy import Privacy
+from fedspan.core.objective import Direction, Objective, Plus, term
 from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
-from fedspan.nn.batches import (
-    CPU,
-    Batch,
-    Tensors,
-    batch_size_of,
-    batches,
-    drawing,
-    placed,
-)
+from fedspan.nn.batches import Batch, Tensors, batch_size_of, batches, drawing, placed
 from fedspan.nn.chain import ChainDirection, Parts
 from fedspan.nn.module import FlatModule, Loss, Place, Restricted
 from fedspan.replies.noise import new_key, normal, rounded, uniform
@@ -51,36 +37,42 @@ from fedspan.replies.noise import new_key, normal, rounded, uniform
 if TYPE_CHECKING:
     from fedspan.nn.problem import TorchProblem
 
-PLAIN = Training()
 BATCH_OF_ONE = "Expected more than 1 value per channel"  # how torch's norms refuse it
 
 
-def finish_(g: Vector, training: Training, y: Vector, base: Vector | None = None) -> Vector:
-    """The gradient as a step uses it, in place: each client's clipped to the norm `clip`, then with weight decay.
+class Finish:
+    """What a local step makes of a gradient, in place: clipped for each client, with weight decay, plus a method's own.
 
-    Inside a subspace g is P ∇f, y is z and base is P x; the weights that decay are base + y.
+    Inside a subspace the gradient is P ∇f and the point z; the weights that decay are P x + z.
     """
-    if training.clip is not None:
-        length = g.norm(dim=-1, keepdim=True)
-        g.mul_((training.clip / length.clamp_min(1e-12)).clamp_max(1.0))
-    if training.weight_decay:
-        g.add_(training.weight_decay * (y if base is None else base + y))
-    return g
+
+    def __init__(
+        self,
+        training: Training,
+        plus: Plus = None,
+        x: Vector | None = None,
+        P: LinearMap | None = None,
+    ) -> None:
+        self.clip, self.decay, self.plus = training.clip, training.weight_decay, plus
+        self.bare = self.clip is None and not self.decay  # whether nothing but `plus` is done
+        self.base = P @ x if self.decay and P is not None and x is not None else None
+
+    def __call__(self, g: Vector, y: Vector) -> Vector:
+        if self.clip is not None:
+            length = g.norm(dim=-1, keepdim=True)
+            g.mul_((self.clip / length.clamp_min(1e-12)).clamp_max(1.0))
+        if self.decay:
+            g.add_(self.decay * (y if self.base is None else self.base + y))
+        return g if self.plus is None else g.add_(term(self.plus, y))
 
 
 class GradientDirection:
     """y ↦ ∇f(y) + plus, each call on the next batch; at the point of `in_place` no vector is copied per step."""
 
     def __init__(
-        self,
-        module: FlatModule | Restricted,
-        losses: Iterator[Loss],
-        plus: Plus = None,
-        training: Training = PLAIN,
-        base: Vector | None = None,
+        self, module: FlatModule | Restricted, losses: Iterator[Loss], finish: Finish
     ) -> None:
-        self.module, self.losses, self.plus = module, losses, plus
-        self.training, self.base = training, base
+        self.module, self.losses, self.finish = module, losses, finish
         self._place: Place | None = None
 
     @contextlib.contextmanager
@@ -94,43 +86,15 @@ class GradientDirection:
         if self._place is None or y is not self._place[0]:
             with self.in_place(y) as y:
                 return self(y)
-        _, g, backward = self._place
-        finishes = self.training.clip is not None or self.training.weight_decay
-        if self.plus is None or finishes:
-            g.zero_()
+        (_, g, backward), plus = self._place, self.finish.plus
+        begun = plus is not None and self.finish.bare
+        if plus is not None and begun:
+            g.copy_(term(plus, y))  # the backward pass adds to it
         else:
-            g.copy_(term(self.plus, y))  # the backward pass adds to it
+            g.zero_()
         with torch.inference_mode(False):
             backward(next(self.losses))
-        finish_(g, self.training, y, self.base)
-        return g.add_(term(self.plus, y)) if finishes and self.plus is not None else g
-
-
-@torch.inference_mode(False)
-def private_gradient(
-    at: FlatModule | Restricted,
-    examples: Iterator[list[Loss]],
-    privacy: Privacy,
-    expected: int,
-    y: Vector,
-) -> Vector:
-    """∇f(y) with differential privacy for each example (DP-SGD, Abadi et al. 2016).
-
-    The gradient of every example is clipped before they are added, noise is added to the sum, and the divisor is the
-    batch size, whatever the number of examples that were drawn. Examples are taken one by one, so that one gradient is
-    in memory; inside a subspace it has r numbers.
-    """
-    assert privacy.clip is not None
-    total, scale = torch.zeros_like(y, dtype=torch.float64), (privacy.noise or 0.0) * privacy.clip
-    for loss in next(examples):
-        g = at.grad(y, loss).double()
-        length = g.norm()
-        if torch.isfinite(length):  # an example without a gradient counts as zeros
-            total = total + g * (privacy.clip / length).clamp(max=1.0)
-    if scale:  # from the client's own machine, never from a shared seed
-        noise = normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
-        total = rounded(total + scale * noise, scale)
-    return (total / expected).to(y.dtype)
+        return g if begun else self.finish(g, y)
 
 
 class TorchObjective(Objective):
@@ -138,9 +102,9 @@ class TorchObjective(Objective):
 
     def __init__(self, problem: TorchProblem, rnd: Round, client: int) -> None:
         self.problem, self.rnd, self.client = problem, rnd, client
-        self.batches = self._draw()
-        self._losses = (self._loss(batch, number) for number, batch in enumerate(self.batches))
-        self._examples = self._draw_examples()
+        self._losses: Iterator[Any] = self._draw()
+        if problem.privacy is not None:
+            self._losses = self._draw_examples()
         problem.model.train()
 
     def begin(self, buffers: Vector | None) -> None:
@@ -155,49 +119,59 @@ class TorchObjective(Objective):
         """∇f_i(y) on the next mini-batch."""
         return self.direction()(y)
 
+    @torch.inference_mode(False)
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) over all of the client's examples; only mini-batch gradients are clipped."""
-        problem = self.problem
+        problem, source = self.problem, self.problem.client_data[self.client]
         if problem.privacy is not None:
             raise SpecError(
                 "a gradient over all of a client's data has no noise; with `privacy` use those of mini-batches"
             )
-        source = problem.client_data[self.client]
-        size = batch_size_of(source, problem.batch_size)
+        parts = torch.arange(len(source)).split(batch_size_of(source, problem.batch_size))
         total = torch.zeros_like(x)
-        for number, part in enumerate(torch.arange(len(source)).split(size)):
-            with torch.inference_mode(False):
-                batch = placed(source.take(part), problem.device)
-                g = problem.module.grad(x, self._loss(batch, number))
+        for number, part in enumerate(parts):
+            batch = placed(source.take(part), problem.device)
+            g = problem.module.grad(x, self._loss(batch, number))
             total = total + g * (len(part) / len(source))
-        return finish_(total, replace(problem.training, clip=None), x)
+        return Finish(replace(problem.training, clip=None))(total, x)
 
     def direction(self, plus: Plus = None) -> Direction:
         """y ↦ ∇f_i(y) + plus, or + plus(y)."""
-        return self._along(self.problem.module, plus)
+        return self._along(self.problem.module, Finish(self.problem.training, plus))
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz) + plus, with no full gradient for the fused layers."""
         with torch.inference_mode(False):
             inside = self.problem.activate(x, P)
-        return self._along(inside, plus, P @ x if self.problem.training.weight_decay else None)
+        return self._along(inside, Finish(self.problem.training, plus, x, P))
 
-    def _along(
-        self, at: FlatModule | Restricted, plus: Plus, base: Vector | None = None
-    ) -> Direction:
-        problem = self.problem
-        if problem.privacy is None:
-            return GradientDirection(at, self._losses, plus, problem.training, base)
+    def _along(self, at: FlatModule | Restricted, finish: Finish) -> Direction:
+        if self.problem.privacy is None:
+            return GradientDirection(at, self._losses, finish)
+        return lambda y: finish(self._private(at, y), y)
+
+    @torch.inference_mode(False)
+    def _private(self, at: FlatModule | Restricted, y: Vector) -> Vector:
+        """∇f(y) with differential privacy for each example (DP-SGD, Abadi et al. 2016).
+
+        The gradient of every example is clipped before they are added, noise is added to the sum, and the divisor is
+        the batch size, whatever the number of examples that were drawn. Examples are taken one by one, so that one
+        gradient is in memory; inside a subspace it has r numbers.
+        """
+        problem, privacy = self.problem, self.problem.privacy
+        assert privacy is not None
+        assert privacy.clip is not None
+        scale, total = (privacy.noise or 0.0) * privacy.clip, torch.zeros_like(y).double()
+        for loss in next(self._losses):
+            g = at.grad(y, loss).double()
+            length = g.norm()
+            if torch.isfinite(length):  # an example without a gradient counts as zeros
+                total = total + g * (privacy.clip / length).clamp(max=1.0)
+        if scale:  # from the client's own machine, never from a shared seed
+            noise = normal(new_key(), "example", 0, total.numel()).reshape(total.shape)
+            total = rounded(total + scale * noise, scale)
         expected = min(problem.batch_size, len(problem.client_data[self.client]))
-        gradient = functools.partial(
-            private_gradient, at, self._examples, problem.privacy, expected
-        )
-
-        def direction(y: Vector) -> Vector:
-            g = finish_(gradient(y), problem.training, y, base)
-            return g if plus is None else g + term(plus, y)
-
-        return direction
+        return (total / expected).to(y.dtype)
 
     def _loss(self, batch: Batch, number: int) -> Loss:
         """f on a batch. What the network draws (dropout) is decided by (seed, round, client, step) alone."""
@@ -216,17 +190,17 @@ class TorchObjective(Objective):
 
         return loss
 
-    def _draw(self) -> Iterator[Batch]:
+    def _draw(self) -> Iterator[Loss]:
         """Mini-batches, decided by (seed, round, client) alone; see `nn.batches` for those of a DataLoader."""
         problem, rnd = self.problem, self.rnd
         each = rnd.local_steps if rnd.steps is None else int(rnd.steps)  # K_i
-        source, first = problem.client_data[self.client], rnd.t * each
-        drawn = batches(source, problem.batch_size, functools.partial(self._key, "examples"), first)
+        source, key = problem.client_data[self.client], functools.partial(self._key, "examples")
+        drawn = batches(source, problem.batch_size, key, rnd.t * each)
         for number, (data, index) in enumerate(drawn):
             draws = not isinstance(data, Tensors)  # a Dataset may, such as random crops
-            with drawing(self._key("load", number), CPU) if draws else contextlib.nullcontext():
+            with drawing(self._key("load", number)) if draws else contextlib.nullcontext():
                 batch = data.take(index)
-            yield self.augmented(batch, number)
+            yield self._loss(self.augmented(batch, number), number)
 
     def _draw_examples(self) -> Iterator[list[Loss]]:
         """Batches of single examples, each in a batch by a coin of the client's own."""
@@ -259,7 +233,7 @@ class Cohort(Objective):
     """f_i of all clients of a round, together."""
 
     def __init__(self, problem: TorchProblem, rnd: Round) -> None:
-        self.problem, self.rnd, self.formulas = problem, rnd, problem.formulas
+        self.problem, self.rnd = problem, rnd
         self.batches = _draw_all(problem, rnd)
         problem.model.train()
 
@@ -269,33 +243,19 @@ class Cohort(Objective):
 
     def full_grad(self, x: Vector) -> Vector:
         """∇f_i(x) of every client over all its examples, one after the other."""
-        alone = [
-            TorchObjective(self.problem, self.rnd, client) for client in self.rnd.ids[0].tolist()
-        ]
+        alone = [TorchObjective(self.problem, self.rnd, i) for i in self.rnd.ids[0].tolist()]
         return torch.cat([one.full_grad(x) for one in alone], 1)
 
     def direction(self, plus: Plus = None) -> Direction:
         """y ↦ ∇f_i(y) + plus, or + plus(y)."""
-        return self._along(plus)
+        return self.restrict(None, None, plus)
 
-    def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
+    def restrict(self, x: Vector | None, P: LinearMap | None, plus: Plus = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz) + plus; clipped is what a step uses, P ∇f."""
-        return self._along(plus, x, P)
-
-    def _along(self, plus: Plus, x: Vector | None = None, P: LinearMap | None = None) -> Direction:
         problem, batches, clients = self.problem, self.batches, self.rnd.ids.size
-        training, layout = problem.training, problem.layout
-        base = P @ x if P is not None and x is not None and training.weight_decay else None
-
-        def finished(g: Vector, y: Vector) -> Vector:
-            finish_(g, training, y, base)
-            return g if plus is None else g.add_(term(plus, y))
-
-        if self.formulas is not None:
-            bare = training.clip is None and not training.weight_decay
-            return ChainDirection(
-                self.formulas, layout, clients, x, P, batches, plus, finished, bare
-            )
+        layout, finish = problem.layout, Finish(problem.training, plus, x, P)
+        if problem.formulas is not None:
+            return ChainDirection(problem.formulas, layout, clients, x, P, batches, finish)
 
         def loss(weights: dict[str, Tensor], *batch: Tensor) -> Tensor:
             def model(*args: Any, **kwargs: Any) -> Any:
@@ -307,11 +267,10 @@ class Cohort(Objective):
             parts, place = next(batches)
             at = y if P is None or x is None else x + P.T @ y
             with torch.inference_mode(False), torch.no_grad():
-                own = layout.split(at.expand(1, clients, -1).clone())
-                weights = {name: part[0] for name, part in own.items()}
+                weights = layout.split(at.expand(1, clients, -1)[0].clone())
                 found = vmap(grad(loss))(weights, *(part[:, place].clone() for part in parts))
                 g = layout.join({name: part.unsqueeze(0) for name, part in found.items()})
-            return finished(g if P is None else P @ g, y)
+            return finish(g if P is None else P @ g, y)
 
         return by_vmap
 
@@ -326,18 +285,16 @@ def _draw_all(problem: TorchProblem, rnd: Round) -> Iterator[tuple[Parts, slice]
     lengths = [len(parts[0]) for parts in every]
     batch = min(problem.batch_size, lengths[0])
     keys = seeds.children(seeds.keys(rnd.seeds[:1], "examples", rnd.t), rnd.ids[0])
+    alike = ([keys], lengths[:1]) if len(set(lengths)) == 1 else (keys[:, None], lengths)
     alone = [TorchObjective(problem, rnd, i) for i in clients if problem.augment is not None]
     for step in itertools.count(0, steps):
-        start, count = step * batch, steps * batch
-        if len(set(lengths)) == 1:
-            index = _shuffled(keys, lengths[0], start, count)
-        else:
-            rows = [_shuffled(keys[i : i + 1], n, start, count) for i, n in enumerate(lengths)]
-            index = torch.cat(rows)
+        index = torch.cat(
+            [_shuffled(of, n, step * batch, steps * batch) for of, n in zip(*alike, strict=True)]
+        )
         gathered: Parts = tuple(part.new_empty(*index.shape, *part.shape[1:]) for part in every[0])
-        for number, out in enumerate(gathered):
-            for parts, taken, place in zip(every, index, out, strict=True):
-                torch.index_select(parts[number], 0, taken, out=place)
+        for column, out in zip(zip(*every, strict=True), gathered, strict=True):
+            for part, taken, place in zip(column, index, out, strict=True):
+                torch.index_select(part, 0, taken, out=place)
         for k in range(steps):
             which = slice(k * batch, (k + 1) * batch)
             if problem.augment is None:

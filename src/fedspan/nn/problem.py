@@ -1,7 +1,5 @@
 """Clients' data and a torch module as a Problem; the clients of a round share one module."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,16 +11,15 @@ from torch import Tensor, nn
 
 from fedspan.core import seeds
 from fedspan.core.config import Settings
-from fedspan.core.errors import DataError
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
-from fedspan.nn.augment import augmentation
 from fedspan.nn.batches import (
     Clients,
     Loss,
     Tensors,
+    augmentation,
     batch_size_of,
     placed,
     sizes_of,
@@ -36,6 +33,7 @@ from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of
 
 COUNTER = "num_batches_tracked"  # of BatchNorm; with momentum=None it weights the next batch
 LARGE = 1 << 22  # numbers of a model that clients in one process train in the memory of x itself
+Numbers = npt.NDArray[np.float64]  # one per run
 Evaluation = tuple[dict[str, Any], dict[str, list[float]]]
 """A client's row of metrics, and by name the summaries whose sums give the metrics of all clients' examples."""
 SAMPLED_CLIENTS, SAMPLED_EXAMPLES = 10, 64  # of `training_loss`, per problem and per client
@@ -76,8 +74,6 @@ class TorchProblem(Problem):
         client_tests: Callable[[int], tuple[str, Evaluator]] | None = None,
         usage: Mapping[str, Any] | None = None,
     ) -> None:
-        if not clients:
-            raise DataError("there are no clients; give at least one")
         self.device, self.training = settings.torch_device, settings.training
         self.recompute, self.batch_size = settings.engine.recompute, settings.examples_per_batch
         self.model, self.loss, self.rules = model.to(self.device), loss, rules
@@ -86,9 +82,8 @@ class TorchProblem(Problem):
         self.seeds, self.on_client = (seed,), on_client
         self.tests, self.client_tests = tests or {}, client_tests
         self.usage = dict(usage or {})
-        self.privacy = settings.dp  # of single examples
-        if settings.dp is not None and settings.dp.level != "example":
-            self.privacy = None
+        single = settings.dp is not None and settings.dp.level == "example"
+        self.privacy = settings.dp if single else None
         self.augment = augmentation(self.training.augment)
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
@@ -128,27 +123,28 @@ class TorchProblem(Problem):
             return self.client_data
         return [self.client_data[i] for i in self.here]
 
+    @functools.cached_property
+    def _sizes(self) -> Sequence[int] | None:
+        """The clients' numbers of examples where they are known without reading."""
+        return getattr(self.client_data, "sizes", None)
+
     def examples(self, client: int) -> int:
         """The number of training examples of a client."""
-        known = getattr(self.client_data, "sizes", None)
-        return len(self.client_data[client]) if known is None else int(known[client])
+        return len(self.client_data[client]) if self._sizes is None else int(self._sizes[client])
 
     def batches_of(self, client: int) -> float:
         """Mini-batches in one pass over a client's examples."""
-        if getattr(self.client_data, "sizes", None) is not None:
-            return self.examples(client) / self.batch_size
+        if self._sizes is not None:
+            return self._sizes[client] / self.batch_size
         return steps_per_epoch(self.client_data[client], self.batch_size)
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:  # type: ignore[override]
         """Mini-batches in one pass over the mean client's examples."""
-        known = getattr(self.client_data, "sizes", None)
-        if known is not None:
-            mean = float(np.mean(known)) / self.batch_size
-        else:
-            passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
-            mean = float(np.mean(passes or [1.0]))
-        return max(1, round(mean))
+        if self._sizes is not None:
+            return max(1, round(float(np.mean(self._sizes)) / self.batch_size))
+        passes = [steps_per_epoch(data, self.batch_size) for data in self.local_data]
+        return max(1, round(float(np.mean(passes or [1.0]))))
 
     def cohort(self, rnd: Round) -> Objective:
         """The objective of the one client in `rnd`, or of all of them as one batched computation."""
@@ -164,10 +160,10 @@ class TorchProblem(Problem):
         None where the network or the loss is another one.
         """
         data = self.client_data[self.here[0]]
-        if not isinstance(data, Tensors) or len(data.parts) != 2 or data.names or data.inputs:
+        plain = isinstance(data, Tensors) and data.flat and len(data.parts) == 2
+        if not plain or self.device.type != "cpu" or not self.module.same_dtype:
             return None
-        here = self.device.type == "cpu" and self.module.same_dtype
-        return chain_of(self.model, self.layout, self.loss, *data.parts) if here else None
+        return chain_of(self.model, self.layout, self.loss, *data.parts)
 
     def has_formulas(self) -> bool:
         """Whether the clients of a round can be batched without autograd."""
@@ -179,30 +175,16 @@ class TorchProblem(Problem):
         if stateful or self.privacy is not None or self.device.type != "cpu":
             return False
         if isinstance(data, Clients):
-            tensors = data.sizes is not None  # they are known of tensors alone
+            tensors = self._sizes is not None  # they are known of tensors alone
         else:
-            tensors = all(
-                isinstance(one, Tensors) and not (one.names or one.inputs) for one in data
-            )
-        return tensors and len(np.unique(np.minimum(sizes_of(data), self.batch_size))) == 1
-
-    @property
-    def has_test_data(self) -> bool:
-        """Whether the server's model is evaluated on data of its own."""
-        return bool(self.tests)
-
-    @property
-    def test_examples(self) -> int | None:
-        """The number of examples of the test set; None: there is none."""
-        return len(self.tests["test set"].data) if "test set" in self.tests else None
+            tensors = all(isinstance(one, Tensors) and one.flat for one in data)
+        return tensors and len(np.unique(sizes_of(data).clip(max=self.batch_size))) == 1
 
     def sampling_rate(self) -> float:
         """The largest probability with which an example is in a batch, of clients on this machine."""
         return min(1.0, self.batch_size / int(sizes_of(self.local_data).min()))
 
-    def evaluate(
-        self, x: Vector, buffers: Vector | None = None
-    ) -> dict[str, npt.NDArray[np.float64]]:
+    def evaluate(self, x: Vector, buffers: Vector | None = None) -> dict[str, Numbers]:
         """Metrics of a server model; the training loss where there is no data to evaluate on."""
         self._load(x, buffers)
         found = dict[str, float]()
@@ -229,13 +211,13 @@ class TorchProblem(Problem):
         rows: list[Evaluation] = []
         for client in self.here if self.client_tests is not None else ():
             part, test = self.client_tests(client)  # type: ignore[misc]
+            summaries: dict[str, list[float]] = {}
             name = str(client) if self.names is None else self.names[client]
             about = {"client": name, "data": part, "examples": len(test.data)}
-            summaries: dict[str, list[float]] = {}
             rows.append((about | dict(test(self.model, summaries)), summaries))
         return rows
 
-    def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
+    def diverged(self, metrics: Mapping[str, Numbers]) -> npt.NDArray[np.bool_]:
         """A loss that is not finite; a weight that is not finite makes it so."""
         return ~np.isfinite(metrics.get("loss", metrics.get("training_loss", np.zeros(1))))
 
@@ -254,7 +236,7 @@ class TorchProblem(Problem):
         return self.model.eval()
 
     @torch.inference_mode()
-    def training_loss(self, x: Vector, buffers: Vector | None = None) -> npt.NDArray[np.float64]:
+    def training_loss(self, x: Vector, buffers: Vector | None = None) -> Numbers:
         """Mean loss in evaluation mode on a fixed sample: up to 10 clients, up to 64 examples per client."""
 
         def sample(size: int, of: int, stream: int) -> list[int]:
@@ -296,20 +278,20 @@ class TorchProblem(Problem):
             self._active.__exit__()
             self._active = None
 
+    @torch.no_grad()
     def write_buffers(self, buffers: Vector | None) -> None:
         """Sets the running statistics of the module's norms, and their counts of batches, from a flat vector."""
         if buffers is None or not self.tracked:
             return
         parts = buffers.view(-1).split([b.numel() for b in self.tracked])
-        with torch.no_grad():
-            for buffer, part in zip(self.tracked, parts, strict=True):
-                # counts are a weighted mean of whole numbers
-                new = part if buffer.is_floating_point() else part.round()
-                buffer.copy_(new.view(buffer.shape))
+        for buffer, part in zip(self.tracked, parts, strict=True):
+            # counts are a weighted mean of whole numbers
+            new = part if buffer.is_floating_point() else part.round()
+            buffer.copy_(new.view(buffer.shape))
 
     def read_buffers(self) -> Vector | None:
         """The running statistics of the module's norms as a flat vector; None where it has none."""
         if not self.tracked:
             return None
-        joined = torch.cat([b.detach().reshape(-1) for b in self.tracked]).view(1, 1, -1)
+        joined = torch.cat([b.detach().flatten() for b in self.tracked]).view(1, 1, -1)
         return joined if joined.is_meta else joined.cpu()

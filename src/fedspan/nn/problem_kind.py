@@ -12,8 +12,6 @@ Without a loss, integer targets decide: cross-entropy where the model has an out
 where it has one output per target. Floating-point targets need a loss, because they may mean any of these.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -32,22 +30,22 @@ from torch.func import functional_call
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.metric import IGNORED
 from fedspan.metrics._collected import one_number
-from fedspan.nn.batches import Batch, ClientData, Items, Loader, Tensors, drawing, placed
+from fedspan.nn.batches import Batch, ClientData, Loader, Tensors, drawing, on_tensors, placed
 from fedspan.nn.client_data import narrowed
 
 OutputLoss = Callable[[Tensor, Tensor], Tensor]
 Kind = Literal["classes", "binary", "labels", "numbers", "other"]
 
-BY_CLASS: tuple[Any, ...] = (nn.CrossEntropyLoss, nn.NLLLoss, F.cross_entropy, F.nll_loss)
-BY_LOGIT: tuple[Any, ...] = (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits)
-BY_PROBABILITY: tuple[Any, ...] = (nn.BCELoss, F.binary_cross_entropy)
-OF_NUMBERS: tuple[Any, ...] = (
+BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss, F.cross_entropy, F.nll_loss)
+BY_LOGIT = (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits)
+BY_PROBABILITY = (nn.BCELoss, F.binary_cross_entropy)
+OF_NUMBERS = (
     nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss,
 )  # fmt: skip
 KNOWN = (*BY_CLASS, *BY_LOGIT, *BY_PROBABILITY, *OF_NUMBERS)
 TARGETS = ("label", "labels", "target", "targets", "y")  # names of a target column
 LOSSES = "MSELoss() for numbers, BCEWithLogitsLoss() for yes or no, CrossEntropyLoss() for classes"
-USUAL: dict[Kind, tuple[str, ...]] = {
+USUAL = {
     "classes": ("accuracy",),
     "binary": ("accuracy",),
     "labels": ("f1_macro",),
@@ -76,20 +74,16 @@ class ProblemKind:
         if self.weighted and len(batch) == 3:
             batch, weights = batch[:2], tuple(batch[2:])
         inputs, targets = as_pair(batch, who)
-        if self.inputs is not None:
-            inputs = cast_inputs(inputs, self.dtype, self.inputs, who)
-        return inputs, self._targets(targets, who), *weights
+        if isinstance(targets, Tensor):
+            convert = {"classes": self._classes, "other": self._others}.get(
+                self.kind, self._numbers
+            )
+            targets = convert(targets, who)
+        return cast_inputs(inputs, self.dtype, self.inputs, who), targets, *weights
 
-    def _targets(self, targets: Any, who: str) -> Any:
-        if not isinstance(targets, Tensor):
-            return targets
-        if self.kind == "classes":
-            return self._classes(targets, who)
-        if self.kind != "other":
-            return self._numbers(targets, who)
-        targets = targets if targets.is_floating_point() else targets.long()
-        shape = (len(targets), *self.outputs) if self.reshaped else targets.shape
-        return targets.reshape(shape)
+    def _others(self, targets: Tensor, who: str) -> Tensor:
+        targets = whole(targets)
+        return targets.reshape(len(targets), *self.outputs) if self.reshaped else targets
 
     def minimized(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """The loss of training: with weights of examples or classes their weighted mean over the batch."""
@@ -101,17 +95,16 @@ class ProblemKind:
                 "`class_weights` and `pos_weight` need class numbers, not probabilities"
             )
         like: Any = {"dtype": outputs.dtype, "device": outputs.device}
+        loss: Any = self.loss
         if self.pos_weight is not None and self.kind != "classes":
             factor = torch.tensor(self.pos_weight, **like)
-            each = F.binary_cross_entropy_with_logits(
-                outputs, targets, pos_weight=factor, reduction="none"
-            )
-        elif isinstance(self.loss, nn.Module):
-            alone = copy.copy(self.loss)
-            alone.reduction = "none"  # type: ignore[assignment]
-            each = alone(outputs, targets)
+            loss = functools.partial(F.binary_cross_entropy_with_logits, pos_weight=factor)
+        if isinstance(loss, nn.Module):
+            loss = copy.copy(loss)
+            loss.reduction = "none"
+            each = loss(outputs, targets)
         else:
-            each = self.loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
+            each = loss(outputs, targets, reduction="none")
         if self.pos_weight is not None and by_class:
             each = each * (1 + (self.pos_weight - 1) * targets)
         by = torch.ones_like(each)
@@ -121,7 +114,7 @@ class ProblemKind:
             by = by * torch.tensor(self.class_weights, **like)[targets.long().clamp_min(0)]
         if by_class:
             by = by * (targets != getattr(self.loss, "ignore_index", IGNORED))
-        return (by * each).sum() / by.sum().clamp_min(1e-12)
+        return (by * each).sum() / by.sum().clamp_min(1e-12)  # type: ignore[no-any-return]
 
     def _classes(self, targets: Tensor, who: str) -> Tensor:
         count, *places = self.outputs
@@ -134,10 +127,9 @@ class ProblemKind:
             raise DataError(
                 f"{who} has targets of shape {_of_one(shape)}; the model gives {_of_one(self.outputs)}"
             )
-        if targets.is_floating_point() and not torch.equal(targets, targets.round()):
-            odd = targets[targets != targets.round()].flatten()[0]
+        if len(odd := targets[targets != targets.long()]):
             raise DataError(
-                f"{who} has targets that are not class numbers, such as {float(odd):g}; {LOSSES}"
+                f"{who} has targets that are not class numbers, such as {float(odd[0]):g}; {LOSSES}"
             )
         targets = targets.long()
         wrong = (targets < 0) | (targets >= count)
@@ -151,14 +143,14 @@ class ProblemKind:
         return targets
 
     def _numbers(self, targets: Tensor, who: str) -> Tensor:
-        shape = tuple(targets.shape[1:])
+        shape = targets.shape[1:]
         if [n for n in shape if n != 1] != [n for n in self.outputs if n != 1]:
             raise DataError(
                 f"{who} has targets of shape {_of_one(shape)}, the model outputs of shape {_of_one(self.outputs)}; "
                 f"`loss` {_name(self.loss)} compares one with the other"
             )
         if self.kind != "numbers" and targets.numel():
-            low, high = float(targets.min()), float(targets.max())
+            low, high = map(float, targets.aminmax())
             if not 0 <= low <= high <= 1:
                 raise DataError(
                     f"{who} has the target {low if low < 0 else high:g}, and `loss` {_name(self.loss)} needs 0 to 1; "
@@ -168,10 +160,8 @@ class ProblemKind:
 
     def for_metrics(self, targets: Any) -> Any:
         """Targets as metrics take them: class numbers also where the loss takes probabilities of classes."""
-        shares = (
-            self.kind == "classes" and isinstance(targets, Tensor) and targets.is_floating_point()
-        )
-        return targets.argmax(1) if shares else targets
+        numbers = self.kind != "classes" or not isinstance(targets, Tensor)
+        return targets if numbers or not targets.is_floating_point() else targets.argmax(1)
 
 
 def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: str) -> ProblemKind:
@@ -203,12 +193,10 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
             raise SpecError(
                 f"{who} has floating-point targets, which need a `loss`; of torch.nn: {LOSSES}"
             )
-        single = outputs.dim() == 1 or outputs[0].numel() == 1 or outputs.shape == targets.shape
-        if single and outputs[0].numel() == targets[0].numel():
-            loss = F.binary_cross_entropy_with_logits
-        else:
-            loss = F.cross_entropy
-        known = loss
+        size = outputs[0].numel()
+        single = outputs.dim() == 1 or size == 1 or outputs.shape == targets.shape
+        one_each = single and size == targets[0].numel()
+        known = loss = F.binary_cross_entropy_with_logits if one_each else F.cross_entropy
     kind: Kind = "numbers" if known in OF_NUMBERS else "other"
     if known in BY_CLASS:
         kind = "classes"
@@ -236,16 +224,19 @@ def _check_range(model: nn.Module, inputs: Any, outputs: Tensor, loss: OutputLos
     Outputs of a sigmoid or a softmax stay between 0 and 1 whatever the weights; others leave this range.
     """
     known = function_of(loss)
-    logits = known in BY_LOGIT or known in (nn.CrossEntropyLoss, F.cross_entropy)
+    logits = known in (*BY_LOGIT, nn.CrossEntropyLoss, F.cross_entropy)
     if not logits and known not in BY_PROBABILITY:
         return
-    leaves = bool(((outputs < 0) | (outputs > 1)).any())
-    for by in (30.0, -30.0) if not leaves else ():
-        try:
-            found = _applied(model, inputs, "", scaled_by=by)
-        except DataError:
-            return
-        leaves |= bool(((found < 0) | (found > 1)).any())
+
+    def outside(found: Tensor) -> bool:
+        return bool(((found < 0) | (found > 1)).any())
+
+    try:
+        leaves = outside(outputs) or any(
+            outside(_applied(model, inputs, "", scaled_by=by)) for by in (30.0, -30.0)
+        )
+    except DataError:
+        return
     if leaves and not logits:
         raise SpecError(
             f"the outputs of the model are not bound to 0 to 1, and `loss` {_name(loss)} takes probabilities; give "
@@ -253,9 +244,9 @@ def _check_range(model: nn.Module, inputs: Any, outputs: Tensor, loss: OutputLos
         )
     told = any(True for _ in model.parameters()) and bool(((outputs > 0) & (outputs < 1)).any())
     if logits and told and not leaves:
-        last, other = "Sigmoid", "BCELoss()"
-        if known not in BY_LOGIT:
-            last, other = "Softmax", "NLLLoss() of log-probabilities"
+        last, other = "Softmax", "NLLLoss() of log-probabilities"
+        if known in BY_LOGIT:
+            last, other = "Sigmoid", "BCELoss()"
         warnings.warn(
             f"the outputs of the model stay between 0 and 1, but the loss, {_name(loss)}, takes logits and applies "
             f"a {last.lower()} itself; remove {last} from the model, or give loss={other}",
@@ -266,17 +257,18 @@ def _check_range(model: nn.Module, inputs: Any, outputs: Tensor, loss: OutputLos
 def _check_own(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
     """Tries a loss of one's own; True: targets must get the shape of the outputs, so that nothing is broadcast."""
     what, trains = f"`loss` {_name(loss)}", outputs.is_floating_point()
-    targets = (targets if targets.is_floating_point() else targets.long()).to(outputs.device)
-    outputs = outputs.detach().requires_grad_(trains)
+    targets, outputs = whole(targets).to(outputs.device), outputs.detach().requires_grad_(trains)
     with drawing(0, outputs.device), torch.enable_grad():
         other = outputs.shape != targets.shape and outputs.numel() == targets.numel()
         reshaped = other and _broadcasts(loss, outputs, targets)
         targets = targets.reshape(outputs.shape) if reshaped else targets
-        calls = [
-            functools.partial(loss, torch.cat([outputs] * n), torch.cat([targets] * n))
+        once, twice = (
+            one_number(
+                functools.partial(loss, torch.cat([outputs] * n), torch.cat([targets] * n)),
+                what, "(outputs, targets)", trains,
+            )
             for n in (1, 2)
-        ]
-        once, twice = (one_number(call, what, "(outputs, targets)", trains) for call in calls)
+        )  # fmt: skip
     if doubles(once, twice):
         raise SpecError(
             f"{what} is a sum: it doubles when a batch is doubled; it must be the mean over a batch"
@@ -299,11 +291,17 @@ def _broadcasts(loss: OutputLoss, outputs: Tensor, targets: Tensor) -> bool:
         except Exception:
             return math.nan
 
-    mean = sum(value(made[i : i + 1], wanted[i : i + 1]) for i in range(len(made))) / len(made)
-    as_given, as_outputs = value(made, wanted), value(made, wanted.reshape(made.shape))
-    return math.isclose(as_outputs, mean, rel_tol=1e-3) and not math.isclose(
-        as_given, mean, rel_tol=1e-3
+    mean = sum(map(value, made.split(1), wanted.split(1))) / len(made)
+    as_outputs, as_given = (
+        math.isclose(value(made, t), mean, rel_tol=1e-3)
+        for t in (wanted.reshape(made.shape), wanted)
     )
+    return as_outputs and not as_given
+
+
+def whole(targets: Tensor) -> Tensor:
+    """Targets that are not floating-point as int64."""
+    return targets if targets.is_floating_point() else targets.long()
 
 
 def function_of(loss: Any) -> Any:
@@ -324,17 +322,15 @@ def as_pair(batch: Batch, who: str) -> tuple[Any, Any]:
         return batch[0], batch[1]
     name = next((name for name in TARGETS if name in batch), None)
     others = [column for key, column in batch.items() if key != name]
-    columns = ", ".join(batch)
+    columns = f"{who} has the columns {', '.join(batch)}"
     if name is None or not others:
         raise DataError(
-            f"{who} has the columns {columns}, none of them a target (label, target or y); give (inputs, targets)"
+            f"{columns}, none of them a target (label, target or y); give (inputs, targets)"
         )
     if len(others) == 1:
         return others[0], batch[name]
     if not all(isinstance(column, Tensor) and column.dim() == 1 for column in others):
-        raise DataError(
-            f"{who} has the columns {columns}; give (inputs, targets), or `objective` in place of `loss`"
-        )
+        raise DataError(f"{columns}; give (inputs, targets), or `objective` in place of `loss`")
     return torch.stack([column.double() for column in others], 1), batch[name]
 
 
@@ -374,13 +370,12 @@ def parts_of(inputs: Any) -> list[Tensor]:
 
 def cast_inputs(inputs: Any, floats: torch.dtype, others: torch.dtype | None, who: str) -> Any:
     """Inputs whose tensors have these types, floating-point ones the first and others the second; None: their own."""
-    if isinstance(inputs, Mapping):
-        return {name: cast_inputs(one, floats, others, who) for name, one in inputs.items()}
-    if isinstance(inputs, list | tuple):
-        return tuple(cast_inputs(one, floats, others, who) for one in inputs)
-    if not isinstance(inputs, Tensor) or others is None:
-        return inputs
-    return narrowed(inputs, floats if inputs.is_floating_point() else others, who)
+
+    def cast(part: Tensor) -> Tensor:
+        kind = floats if part.is_floating_point() else others
+        return part if kind is None else narrowed(part, kind, who)
+
+    return inputs if others is None else on_tensors(cast, inputs)
 
 
 def call_of(model: Any, inputs: Any) -> functools.partial[Any]:
@@ -404,7 +399,7 @@ def _applied(model: nn.Module, inputs: Any, who: str, scaled_by: float = 1.0) ->
             weights = {name: scaled_by * p.detach() for name, p in model.named_parameters()}
             return functional_call(model, weights, call.args, call.keywords)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
         shapes = " and ".join(_of_one(one.shape[1:]) for one in parts)
         raise DataError(
             f"{who} has inputs of shape {shapes} that the model refuses: {why}"
@@ -434,18 +429,13 @@ def converted(data: ClientData, kind: ProblemKind, who: str) -> ClientData:
     if isinstance(data, Loader):
         return replace(data, data=converted(data.data, kind, who))
     if isinstance(data, Tensors):
-        if not data.inputs:
-            return Tensors(kind.batch(data.take(slice(None)), who))
-        inputs, *others = kind.batch(data.take(slice(None)), who)
-        return replace(data, parts=(*parts_of(inputs), *others))
-    if isinstance(data, Items):
-        return replace(data, convert=kind.batch, who=who)
+        return Tensors(kind.batch(data.take(slice(None)), who))
     return Converted(data, kind, who)
 
 
 @dataclass(frozen=True, eq=False)
 class Converted:
-    """Examples of a class of the user's own, which are converted batch by batch."""
+    """Examples that are converted batch by batch."""
 
     data: ClientData
     kind: ProblemKind

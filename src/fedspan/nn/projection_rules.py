@@ -6,8 +6,6 @@ an embedding and an output head is fused as well. Other large tensors are projec
 then P applied. Biases, norms, small tensors and an output head with a weight of its own are trained and sent in full.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import itertools
 from collections import Counter
@@ -68,26 +66,21 @@ def projection_rules(
     all_names: dict[int, list[str]] = {}  # of a tensor; a tied weight has several
     for name, p in model.named_parameters(remove_duplicate=False):
         all_names.setdefault(id(p), []).append(name)
-    if not all_names:
-        raise SpecError(
-            "the model has no parameters, so there is nothing to train; give one with layers"
-        )
-    if lazy := [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]:
-        raise SpecError(
-            f"the model's {lazy[0]!r} has no shape yet; apply the model to a batch once before the run"
-        )
+        if nn.parameter.is_lazy(p):
+            raise SpecError(
+                f"the model's {name!r} has no shape yet; apply the model to a batch once before the run"
+            )
     names = {name: all_names[id(p)] for name, p in model.named_parameters()}
     for name in _named(frozen_modules or (), names, "frozen_modules", "tensor"):
         model.get_parameter(name).requires_grad_(False)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
-        raise SpecError("the model has no parameter that requires a gradient")
+        what = " that require a gradient" if names else ", so there is nothing to train"
+        raise SpecError(f"the model has no parameters{what}; give one with layers")
     names = {name: names[name] for name in trained}
     in_full = _named(full_modules, names, "full_modules", "trained tensor")
     chosen = _named(project_modules, names, "project_modules", "trained tensor")
-    uses = Counter(
-        id(p) for module in model.modules() for p in module._parameters.values() if p is not None
-    )
+    uses = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     layers: dict[int, list[str]] = {}  # weight → the plain layers that have it
     head = None  # the weight of the last layer
     for name, module in model.named_modules():
@@ -97,9 +90,9 @@ def projection_rules(
     rules = []
     for name, p in trained.items():
         own, count = layers.get(id(p), []), uses[id(p)]
-        sides = {0 if is_transposed(model.get_submodule(layer)) else 1 for layer in own}
-        plain = len(sides) == 1 and len(own) == count
-        axis = sides.pop() if plain else 1
+        axes = {int(not is_transposed(model.get_submodule(layer))) for layer in own}
+        plain = len(axes) == 1 and len(own) == count
+        axis = axes.pop() if plain else 1
         how: How = "full"
         if name in in_full:
             why = "named in `full_modules`"
@@ -112,7 +105,8 @@ def projection_rules(
         else:
             how = "fused" if plain else "projected"
             why = "" if plain else "not a plain Linear, Conv1d, Conv2d or Embedding"
-            why = f"tied: used in {count} places" if count > 1 else why
+            if count > 1:
+                why = f"tied: used in {count} places"
         first, *others = own if how == "fused" else [""]
         rules.append(ProjectionRule(name, tuple(p.shape), how, why, first, tuple(others), axis))
     return rules
@@ -128,7 +122,7 @@ def _named(
             name
             for name, known in names.items()
             for one in known
-            for path in itertools.accumulate(one.split("."), lambda a, b: f"{a}.{b}")
+            for path in itertools.accumulate(one.split("."), "{}.{}".format)
             if fnmatch.fnmatchcase(f".{path}", f"*.{pattern}")
         }
         if not own:
@@ -144,23 +138,19 @@ def layout_of(
     rules: Sequence[ProjectionRule], dtype: torch.dtype = torch.float32, fixed: str = ""
 ) -> Layout:
     """The flat vector of a model; a weight is projected on its input side (channels, for a convolution)."""
-    return Layout(
-        tuple(Block(r.name, r.shape, None if r.how == "full" else r.axis) for r in rules),
-        dtype,
-        fixed,
-    )
+    blocks = (Block(r.name, r.shape, None if r.how == "full" else r.axis) for r in rules)
+    return Layout(tuple(blocks), dtype, fixed)
 
 
 def frozen_digest(model: nn.Module) -> str:
     """A hash of the names, types, shapes and a sample of the numbers of frozen tensors; empty: there are none."""
     found = list[str | bytes]()
     for name, p in model.named_parameters():
-        if p.requires_grad:
-            continue
-        found.append(f"{name} {p.dtype} {p.numel()} ")
-        if not p.is_meta:  # an outline has no numbers
-            sample = p.detach().reshape(-1)[:: max(1, p.numel() // SAMPLE)]
-            found.append(sample.to("cpu", torch.float64).numpy().tobytes())
+        if not p.requires_grad:
+            found.append(f"{name} {p.dtype} {p.numel()} ")
+            if not p.is_meta:  # an outline has no numbers
+                sample = p.detach().reshape(-1)[:: max(1, p.numel() // SAMPLE)]
+                found.append(sample.to("cpu", torch.float64).numpy().tobytes())
     return digest(*found) if found else ""
 
 

@@ -8,8 +8,6 @@ queries, keys and values. Results stay the same to the last bit. The cost is one
 kept, one more draw of each mask, and one more forward pass of attention.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -80,12 +78,8 @@ class _Redrawing(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.dropout:
             return _dropout(*args, **kwargs)
-        if (
-            func is _attend
-            and kwargs.get("dropout_p")
-            and len(args) == 3
-            and args[0].device.type in ON
-        ):
+        drops = func is _attend and kwargs.get("dropout_p") and len(args) == 3
+        if drops and args[0].device.type in ON:
             return _Attention.apply(*args, kwargs.pop("attn_mask", None), kwargs)  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
@@ -114,24 +108,22 @@ class _Attention(torch.autograd.Function):
     """Attention that keeps only its inputs, and runs again in the backward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]
-    ) -> Tensor:
-        ctx.state, ctx.options = torch.get_rng_state(), options
-        ctx.save_for_backward(q, k, v, mask)
-        return _attend(q, k, v, mask, **options)
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *inputs, ctx.options = given
+        ctx.state = torch.get_rng_state()
+        ctx.save_for_backward(*inputs)
+        return _attend(*inputs, **ctx.options)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         needed = ctx.needs_input_grad
         kept = zip(ctx.saved_tensors, needed[:4], strict=True)
-        own: list[Any] = [t if t is None else t.detach().requires_grad_(n) for t, n in kept]
+        own = [t if t is None else t.detach().requires_grad_(n) for t, n in kept]
         with torch.enable_grad(), _generator_at(ctx.state):
-            out = _attend(*own, **ctx.options)
-        found = iter(
-            torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], grad)
-        )
+            out = _attend(*own, **ctx.options)  # type: ignore[arg-type]
+        trained = [t for t in own if t is not None and t.requires_grad]
+        found = iter(torch.autograd.grad(out, trained, grad))
         return tuple(next(found) if n else None for n in needed)
 
 

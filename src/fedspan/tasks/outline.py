@@ -10,8 +10,8 @@ from fedspan.core.config import Participation, Settings
 from fedspan.core.errors import SpecError, at_least
 from fedspan.core.registry import register
 from fedspan.core.task import Task
+from fedspan.huggingface.checkpoints import batch_of, outline
 from fedspan.huggingface.models import own_loss
-from fedspan.huggingface.outline import batch_of, outline
 from fedspan.nn.batches import Tensors
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
@@ -47,8 +47,7 @@ class Outline(Task):
         if settings.batch_size == "full":
             raise SpecError("`batch_size` is 'full', but an outline has no texts; give a number")
         with torch.device("meta"):
-            rows = batch_of(model, settings.examples_per_batch, self.length)
-            batch = Tensors(tuple(rows.values()), tuple(rows))
+            batch = Tensors(batch_of(model, settings.examples_per_batch, self.length))
         own = Settings(
             batch_size=settings.batch_size,
             device="meta",
