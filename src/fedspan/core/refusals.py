@@ -61,8 +61,6 @@ def refused(
     looks += [(f"callback {type(one).__name__}", "leave it out") for one in watching]
     if server is not None and spec.epochs is not None and not spec.training.per_client:
         looks.append(("`epochs`", "set method.local_steps"))
-    if server is not None and spec.federation is not None:
-        yield "`federation` is a virtual clock, and here the clients' links are real; leave it out"
     for what, remedy in looks:
         if spec.dp is not None:
             yield f"{what} looks at the clients' data without noise; with `privacy` {remedy}"
@@ -75,18 +73,20 @@ def refused(
             f"`training.per_client` is not for {name}, whose replies are of K steps each; leave it out, or use a "
             "method such as fedavg, scaffold or ssf"
         )
+
+    # what follows from numbers of examples, which have no noise
+    sized = []
     if spec.training.per_client and spec.dp is not None:
+        sized.append(("`training.per_client`", "steps", "leave it out"))
+    if noise and spec.participation.weights != "uniform":
+        what = "`participation.weights` 'examples'"
+        sized.append((what, "part of the sum", "set it to 'uniform'"))
+    for what, part, remedy in sized:
         yield (
-            "`training.per_client` lets a client's number of examples decide its steps, which have no noise; with "
-            "`privacy` leave it out"
+            f"{what} lets a client's number of examples, which has no noise, decide its {part}; with `privacy` {remedy}"
         )
 
     # the mean of the replies, and who sees each of them
-    if noise and spec.participation.weights != "uniform":
-        yield (
-            "`participation.weights` 'examples' would let a client's size decide its part of the sum; with `privacy` "
-            "set it to 'uniform'"
-        )
     if (noise or secure) and robust:
         yield (
             f"`participation.aggregator` {robust!r} needs single replies, of which `privacy` gives the server the sum "

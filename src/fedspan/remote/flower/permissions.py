@@ -20,7 +20,7 @@ SETTABLE = {
     "rounds", "batch_size", "epochs", "clients_per_round", "seed", "device", "dtype", "metrics", "eval_every",
     "eval_clients_every", "method", "task", "training", "participation", "projection", "search", "privacy",
 }  # fmt: skip
-UNUSED = {"callbacks"}  # only the server uses them: the client keeps its own
+UNUSED = {"callbacks", "federation"}  # a client keeps its own, and does not use them
 CODE = ("module", "module_dir")  # keys of a task that decide what is imported
 # with a fixed noise they decide ε, as rounds and steps do
 SPENDING = ("clients_per_round", "epochs", "batch_size", "rounds")

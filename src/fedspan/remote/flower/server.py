@@ -304,6 +304,10 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
                 "times the median: its number of examples, by which all clients' steps are scaled, may be wrong; check "
                 "it, or leave out `training.per_client`"
             )
+    if spec.federation is not None:
+        log.info(
+            "`federation` is a virtual clock of the simulator; here the clients' links are real"
+        )
     names = channel.names
     if len(set(names)) < count:
         raise SpecError(f"two nodes have the same client-id, among {', '.join(sorted(names)[:8])}")
