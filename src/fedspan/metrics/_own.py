@@ -39,13 +39,12 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
             raise SpecError(
                 f"`metrics` {name!r} is the name of a column of every run; give it another name"
             )
-        other = found.get(name, metric)
-        same = type(other) is type(metric) and repr(vars(other)) == repr(vars(metric))
-        if name in found and (not same or isinstance(metric, Own)):
+        first = found.setdefault(name, metric)
+        same = type(first) is type(metric) and repr(vars(first)) == repr(vars(metric))
+        if first is not metric and (not same or isinstance(metric, Own)):
             raise SpecError(
                 f"`metrics` {name!r} is there twice; give one of them another `__name__`"
             )
-        found[name] = metric
     return found
 
 
@@ -87,6 +86,9 @@ class Own(Collected):
     def __init__(self, given: Any) -> None:
         super().__init__()
         self.given = given
+
+    def summary(self) -> None:
+        """Return nothing: a function of one's own may be any."""
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
         """Return what it computes."""
