@@ -28,17 +28,17 @@ class F1Macro(Labels):
 def counts(predicted: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
     """Return for each class or label how often it was right, and how often predicted or actual, (classes, 2)."""
     if actual.dim() == 2:
-        right, *both = (one.sum(0) for one in (predicted & actual, predicted, actual))
+        right, said, true = (one.sum(0) for one in (predicted & actual, predicted, actual))
     else:
         classes = int(torch.cat([predicted, actual]).max()) + 1
-        right, *both = (
+        right, said, true = (
             torch.bincount(one, minlength=classes)
             for one in (actual[predicted == actual], predicted, actual)
         )
-    return torch.stack([right, sum(both)], 1).double()
+    return torch.stack([right, said + true], 1).double()
 
 
 def f1_of(found: torch.Tensor) -> torch.Tensor:
     """Return the mean of 2 · right / (predicted + actual) over the classes that are seen or predicted."""
-    right, both = found[found[:, 1] > 0].T
+    right, both = found[found[:, 1] > 0].unbind(1)
     return (2 * right / both).mean()
