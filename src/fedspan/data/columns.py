@@ -15,7 +15,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 
 from fedspan.core.digest import digest as core_digest
 from fedspan.core.digest import sha256
-from fedspan.core.errors import DataError, one_line
+from fedspan.core.errors import DataError, did_you_mean, one_line
 from fedspan.core.extras import needs
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,7 @@ UNREADABLE = (
     csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError,
 )  # fmt: skip
 MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
-MISSING = ("", "na", "n/a", "nan", "null", "none")
+MISSING = ("", "?", "na", "n/a", "nan", "nat", "null", "none", "<na>")
 
 
 def read(path: Path) -> Columns:
@@ -55,14 +55,32 @@ def read(path: Path) -> Columns:
     try:
         columns = READERS[suffix](path)
     except UNREADABLE as error:
-        coded = isinstance(error, UnicodeDecodeError) and READERS[suffix] in (_csv, _tsv, _jsonl)
         raise DataError(
             f"`task.data`: {str(path)!r} cannot be read: {one_line(str(error) or type(error).__name__)}; "
-            f"write the file again{' as UTF-8' if coded else ''}"
+            f"write the file again{' as UTF-8' if isinstance(error, UnicodeDecodeError) else ''}"
         ) from None
     if not columns:
         raise DataError(f"`task.data`: {str(path)!r} is empty")
     return columns
+
+
+def column_of(table: Mapping[str, Any], name: str, who: str, why: str) -> Array:
+    """Return a column of a table.
+
+    Args:
+        table: The columns by name.
+        name: The column.
+        who: Whose table it is, for the error if there is no such column.
+        why: What needs it, or what to do.
+    """
+    if name not in table:
+        raise DataError(f"{who} has no column {name!r}{did_you_mean(name, table)}; {why}")
+    return np.asarray(table[name])
+
+
+def first_row(mask: Any) -> int:
+    """Return the number of the first row that is marked, from 1."""
+    return int(np.argmax(mask)) + 1
 
 
 def digest(root: Path, files: Iterable[Path] | None = None, most: int = MOST_BYTES) -> str:
@@ -115,8 +133,8 @@ def _safetensors(path: Path) -> Columns:
     }
 
 
-def _csv(path: Path, delimiter: str = ",") -> Columns:
-    rows: list[list[str]] = []
+def _csv(path: Path) -> Columns:
+    rows, delimiter = list[list[str]](), "\t" if path.suffix == ".tsv" else ","
     with _text(path) as file:
         lines = csv.reader(file, delimiter=delimiter)
         names = [name.strip() for name in next(lines, [])]
@@ -140,19 +158,19 @@ def _csv(path: Path, delimiter: str = ",") -> Columns:
     return {name: typed([cell.strip() for cell in cells]) for name, cells in columns}
 
 
-def _tsv(path: Path) -> Columns:
-    return _csv(path, "\t")
-
-
-def is_plain(cell: str) -> bool:
-    """Whether a cell may be a number: Python would also read 1_000 and digits of other scripts, and no other reader."""
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a number; Python would also read 1_000 and digits of other scripts."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
     return cell.isascii() and "_" not in cell
 
 
 def typed(cells: Sequence[str]) -> Array:
     """Cells of text as whole numbers, else as numbers, else as text."""
-    text = np.array(cells)
-    if is_plain("".join(cells)):
+    text, joined = np.array(cells), "".join(cells)
+    if joined.isascii() and "_" not in joined:
         with contextlib.suppress(ValueError):
             return text.astype(np.int64)
         with contextlib.suppress(ValueError):
@@ -167,16 +185,12 @@ def read_rows(path: Path) -> list[Any]:
         return [json.loads(line) for line in file if line.strip()]
 
 
-def _jsonl(path: Path) -> Columns:
-    rows = read_rows(path)
+def of_rows(rows: list[Any], who: str) -> Columns:
+    """Return columns from a dictionary for each row."""
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise DataError(f"`task.data`: line {number} of {str(path)!r} is no JSON object")
-        if row.keys() != rows[0].keys():
-            raise DataError(
-                f"`task.data`: {str(path)!r} has other keys in line {number} than in line 1"
-            )
-    return {name: _values([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+        if not isinstance(row, Mapping) or row.keys() != rows[0].keys():
+            raise DataError(f"row {number} of {who} is no object with the keys of row 1")
+    return {str(name): _values([row[name] for row in rows]) for name in (rows[0] if rows else ())}
 
 
 def _values(values: list[Any]) -> Array:
@@ -187,6 +201,10 @@ def _values(values: list[Any]) -> Array:
     if found.dtype.kind == "O" and all(isinstance(value, int | float) for value in found):
         return found.astype(np.float64)  # whole numbers of more than 64 bits
     return found
+
+
+def _jsonl(path: Path) -> Columns:
+    return of_rows(read_rows(path), f"`task.data` {str(path)!r}")
 
 
 def _parquet(path: Path) -> Columns:
@@ -209,7 +227,7 @@ READERS: dict[str, Callable[[Path], Columns]] = {
     ".safetensors": _safetensors,
     ".csv": _csv,
     ".csv.gz": _csv,
-    ".tsv": _tsv,
+    ".tsv": _csv,
     ".jsonl": _jsonl,
     ".jsonl.gz": _jsonl,
     ".parquet": _parquet,

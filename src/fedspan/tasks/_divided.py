@@ -194,10 +194,9 @@ class NetworkTask(DividedTask):
             own.others[0],
             own,
             pooled=pooled,
-            numbers=self.kind == "numbers",
+            classes=agreed["classes"],
             weight=own.weight,
             schema=Schema.of(agreed["schema"]),
-            classes=agreed["classes"],
             dtype=dtype,
         )
         model = self._network((data.width,), data.outputs, seed).to(dtype)
