@@ -19,12 +19,17 @@ from fedspan.data.user_tables import OwnData
 from fedspan.nn.client_data import as_client_data
 
 
+def read(own: OwnData) -> Any:
+    """The clients' data, as a task reads them."""
+    if own.tabular:
+        return own.tables("classes", IID(clients=2), 0, torch.float32)
+    return own.divide("classes", IID(clients=2), 0)
+
+
 def refused(own: OwnData, *words: str) -> None:
     """Reading the data fails in one line with these words."""
     with pytest.raises(FedspanError) as error:
-        if own.tabular:
-            own.tables("classes", IID(clients=2), 0, torch.float32)
-        own.divide("classes", IID(clients=2), 0)
+        read(own)
     assert "\n" not in str(error.value)
     assert all(word in str(error.value) for word in words), str(error.value)
 
@@ -230,8 +235,9 @@ def test_a_seed_is_a_whole_number(name: str, seed: Any) -> None:
 @pytest.mark.parametrize("most", [columns.MOST_BYTES, 0])
 @pytest.mark.parametrize("table", [False, True])
 def test_a_changed_image_of_the_same_size_is_noticed(
-    table: bool, most: int, tmp_path: Path
+    table: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(columns, "MOST_BYTES", most)
     for name in ("cat", "dog"):
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "1.png").write_bytes(b"one")
@@ -241,15 +247,15 @@ def test_a_changed_image_of_the_same_size_is_noticed(
         if table
         else OwnData(path=str(tmp_path / "in"))
     )
-    before = own.digest(most)
-    assert own.digest(most) == before
+    before = own.digest()
+    assert own.digest() == before
     image = tmp_path / "in" / "dog" / "1.png"
     image.write_bytes(b"two")
     os.utime(image, ns=(10**18, 10**18))
-    changed = own.digest(most)
+    changed = own.digest()
     assert changed != before
     image.unlink()
-    assert own.digest(most) not in (before, changed)
+    assert own.digest() not in (before, changed)
 
 
 @pytest.mark.parametrize("cell", ["1_000", "٣", "１２", "1_0.5"])
@@ -362,9 +368,9 @@ def test_values_that_are_not_finite_are_named_by_place(part: str, words: str) ->
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.csv", "age;class\n1;0\n2;1\n", "separates columns by ';'; write it again with ','"),
-        ("a.csv", "age;class\n1,5;0\n2,5;1\n", "separates columns by ';'; write it again with ','"),
-        ("a.tsv", "age,class\n1,0\n2,1\n", r"separates columns by ','; write it again with '\\t'"),
+        ("a.csv", "age;class\n1;0\n2;1\n", "has no column 'class' .*; it has age;class"),
+        ("a.csv", "age;class\n1,5;0\n2,5;1\n", "has 2 cells in line 2, but 1 columns"),
+        ("a.tsv", "age,class\n1,0\n2,1\n", "has no column 'class' .*; it has age,class"),
         ("a.csv", "größe,class\n1,0\n2,1\n", "cannot be read: .*; write the file again as UTF-8"),
     ],
 )

@@ -83,28 +83,26 @@ def first_row(mask: Any) -> int:
     return int(np.argmax(mask)) + 1
 
 
-def digest(root: Path, files: Iterable[Path] | None = None, most: int = MOST_BYTES) -> str:
-    """A hash of a file, or of the names and bytes of several; of more than `most` bytes, of their sizes and times.
+def digest(root: Path, files: Iterable[Path] | None = None) -> str:
+    """A hash of a file, or of the names and bytes of several; of more than MOST_BYTES, of their sizes and times.
 
     Args:
         root: The file, or the directory of all files.
         files: Files to hash; by default the file itself, or all in the directory.
-        most: Bytes of several files up to which all are read.
     """
     if files is None:
-        inside = (file for file in sorted(root.rglob("*")) if file.is_file())
-        files = inside if root.is_dir() else [root]
+        files = filter(Path.is_file, sorted(root.rglob("*"))) if root.is_dir() else [root]
     states = []
     for file in files:
         about = file.stat() if file.is_file() else None
         states.append((file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1))
-    return _digest_of(root, tuple(states), most)
+    large = len(states) > 1 and sum(size for *_, size in states) > MOST_BYTES
+    return _digest_of(root, tuple(states), large)
 
 
 @functools.lru_cache(maxsize=64)
-def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], most: int) -> str:
-    large = len(states) > 1 and sum(size for *_, size in states) > most
-    found: list[str] = []
+def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], large: bool) -> str:
+    found = []
     for file, changed, size in states:
         said = "missing" if size < 0 else changed if large else sha256(file)
         found.append(repr((os.path.relpath(file, root), size, said)))
@@ -134,15 +132,10 @@ def _safetensors(path: Path) -> Columns:
 
 
 def _csv(path: Path) -> Columns:
-    rows, delimiter = list[list[str]](), "\t" if path.suffix == ".tsv" else ","
+    rows: list[list[str]] = []
     with _text(path) as file:
-        lines = csv.reader(file, delimiter=delimiter)
+        lines = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
         names = [name.strip() for name in next(lines, [])]
-        for other in ",;\t|":
-            if len(names) == 1 and other in names[0]:
-                raise DataError(
-                    f"`task.data`: {str(path)!r} separates columns by {other!r}; write it again with {delimiter!r}"
-                )
         if len(set(names)) < len(names):
             raise DataError(f"`task.data`: {str(path)!r} has two columns of one name")
         for row in filter(None, lines):

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedspan.core.errors import SpecError, one_line, one_of, shown
+from fedspan.core.errors import DataError, SpecError, one_of, shown
 from fedspan.core.extras import needs
 from fedspan.data import sets, store
-from fedspan.data.columns import UNREADABLE
 
 Array = npt.NDArray[Any]
 Splits = tuple["Split", "Split"]
@@ -139,15 +138,13 @@ def tcga_brca() -> Splits:
         The training and the test examples.
     """
     (path,) = sets.paths("tcga_brca").values()
-    found = _read("tcga_brca", path)
-    try:
+    with sets.intact("tcga_brca"):
+        found = store.read(path)
         y = np.stack([found["time"], found["event"]], 1).astype(np.float32)
         train, test = (
             Split(found["x"][part], y[part], found["center"][part])
             for part in (found["train"], ~found["train"])
         )
-    except (KeyError, IndexError, ValueError, TypeError) as error:
-        raise sets.find("tcga_brca").damaged(one_line(error)) from None
     return train, test
 
 
@@ -168,15 +165,16 @@ def texts(name: str, part: str) -> Split:
 
 @functools.lru_cache(maxsize=8)
 def _texts(name: str, path: Path) -> Split:
-    rows = _read(name, path)
-    if not rows:
-        raise sets.find(name).damaged(f"{path.name} has no rows")
-    for number, row in enumerate(rows, 1):
-        label = row.get("label", 0) if isinstance(row, dict) else -1
-        if not isinstance(label, int) or label < 0 or not isinstance(row.get("text"), str):
-            raise sets.find(name).damaged(f"row {number} of {path.name} is {shown(row)}")
-    labels = [row.get("label", 0) for row in rows]
-    return Split(np.array([row["text"] for row in rows], object), np.array(labels, np.int64))
+    with sets.intact(name):
+        rows = store.read(path)
+        if not rows:
+            raise DataError(f"{path.name} has no rows")
+        for number, row in enumerate(rows, 1):
+            label = row.get("label", 0)
+            if not isinstance(label, int) or label < 0 or not isinstance(row["text"], str):
+                raise DataError(f"row {number} of {path.name} is {shown(row)}")
+        labels = [row.get("label", 0) for row in rows]
+        return Split(np.array([row["text"] for row in rows], object), np.array(labels, np.int64))
 
 
 def _images(name: str, shape: tuple[int, ...]) -> Splits:
@@ -187,44 +185,34 @@ def _images(name: str, shape: tuple[int, ...]) -> Splits:
 @functools.lru_cache(maxsize=8)
 def _archive(name: str, shape: tuple[int, ...], path: Path) -> Splits:
     """The images and labels of an .npz; images are as they are, or lossless WebP strips of 100 each."""
-    found, splits = _read(name, path), []
-    for part in ("train", "test"):
-        strips = f"{part}_webp" in found
-        y = found.get(f"{part}_fine" if strips else f"{part}_y", np.empty(()))
-        x = _strips(name, found, part) if strips else found.get(f"{part}_x", np.empty(()))
-        owner = found.get(f"{part}_writer", y)
-        if x.dtype != np.uint8 or x.shape[1:] != shape or not len(x):
-            raise sets.find(name).damaged(f"{part}_x has {x.dtype} {x.shape}")
-        for what, values in (("labels", y), ("writers", owner)):
-            if values.shape != x.shape[:1] or values.dtype.kind not in "iu":
-                raise sets.find(name).damaged(
-                    f"{len(x)} images of {part} have {what} of {values.dtype} {values.shape}"
-                )
-        splits.append(Split(x, y.astype(np.int64), found.get(f"{part}_writer")))
+    splits = []
+    with sets.intact(name):
+        found = store.read(path)
+        for part in ("train", "test"):
+            strips = f"{part}_webp" in found
+            x = _strips(found, part) if strips else found[f"{part}_x"]
+            y = found[f"{part}_fine" if strips else f"{part}_y"]
+            owner = found.get(f"{part}_writer")
+            kinds = [(one.shape, one.dtype.kind) for one in (y, owner) if one is not None]
+            count = len(x)
+            if x.dtype != np.uint8 or x.shape != (count, *shape) or not count:
+                raise DataError(f"{part}_x has {x.dtype} {x.shape}")
+            if any(one not in (((count,), "i"), ((count,), "u")) for one in kinds):
+                raise DataError(f"{count} images of {part} have labels or writers of {kinds}")
+            splits.append(Split(x, y.astype(np.int64), owner))
     return splits[0], splits[1]
 
 
-def _strips(name: str, found: Mapping[str, Array], part: str) -> Array:
+def _strips(found: Mapping[str, Array], part: str) -> Array:
     needs("vision", "PIL")
     from PIL import Image
 
     data = found[f"{part}_webp"].tobytes()
-    try:
-        strips = [
-            np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB"))
-            for start, end in itertools.pairwise(found[f"{part}_offsets"].tolist())
-        ]
-        return np.concatenate(strips).reshape(-1, 32, 32, 3)
-    except (*UNREADABLE, Image.DecompressionBombError) as error:
-        raise sets.find(name).damaged(one_line(error)) from None
-
-
-def _read(name: str, path: Path) -> Any:
-    try:
-        return store.read(path)
-    except UNREADABLE as error:
-        why = one_line(str(error) or type(error).__name__)
-        raise sets.find(name).damaged(f"{path.name} cannot be read: {why}") from None
+    strips = [
+        np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB"))
+        for start, end in itertools.pairwise(found[f"{part}_offsets"].tolist())
+    ]
+    return np.concatenate(strips).reshape(-1, 32, 32, 3)
 
 
 IMAGES: dict[str, Callable[[], Splits]] = {  # those of the `classification` task

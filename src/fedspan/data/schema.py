@@ -121,14 +121,16 @@ class Schema:
         for name in {*table} - {column.name for column in self.columns} - {*self.others}:
             raise DataError(f"{who} has a column {name!r} that the model does not know; remove it")
         parts: list[Array] = []
+        values: Any
         for column in self.used:
             if column.kind == "category":
                 text = texts(cells[column.name])
                 empty = np.equal(text, "")
                 known = {name: place for place, name in enumerate(column.categories)}
                 place = np.array([known.get(one, -1) for one in text.tolist()], np.int64)[:, None]
-                one_hot = self.encode == "onehot"
-                values = np.equal(place, np.arange(len(known))) if one_hot else place + 1
+                values = place + 1
+                if self.encode == "onehot":
+                    values = place == np.arange(len(known))
             else:
                 values = numbers(cells[column.name], column, who)
                 empty = np.isnan(values).any(1)
@@ -369,29 +371,27 @@ def sums(schema: Schema, table: Mapping[str, Any], who: str, about: bool) -> Flo
 
     For each number of a row: how many there are, then their sum.
     """
-    found = []
-    for column in (column for column in schema.used if column.numbers):
+    found = [np.zeros((0, 2))]
+    for column in (column for column in schema.columns if column.numbers):
         cells = column_of(table, column.name, who, "the model needs it")
         values = numbers(cells, column, who)
         if about:
             values = (values - np.array(column.mean)) ** 2
         found.append(np.stack([(~np.isnan(values)).sum(0), np.nansum(values, 0)], 1))
-    return np.concatenate(found).ravel() if found else np.zeros(0)
+    return np.concatenate(found).ravel()
 
 
 def scaled(schema: Schema, total: Floats, about: bool) -> Schema:
     """Return the schema with means, or with `about` the deviations, from the sum of all clients' `sums`."""
-    columns, start = [], 0
+    columns, rest = [], total.reshape(-1, 2)
     for column in schema.columns:
-        if column.kind != "unused" and column.numbers:
-            count, sum_ = total[start : start + 2 * column.numbers].reshape(-1, 2).T
-            start += 2 * column.numbers
-            mean = sum_ / np.maximum(count, 1)
-            if about:
-                root = np.sqrt(mean)  # a constant column stays
-                column = replace(column, deviation=tuple(np.where(root > 0, root, 1.0).tolist()))
-            else:
-                column = replace(column, mean=tuple(mean.tolist()))
+        (count, sum_), rest = rest[: column.numbers].T, rest[column.numbers :]
+        mean = sum_ / np.maximum(count, 1)
+        if about:
+            root = np.sqrt(mean)  # a constant column stays
+            column = replace(column, deviation=tuple(np.where(root > 0, root, 1.0).tolist()))
+        else:
+            column = replace(column, mean=tuple(mean.tolist()))
         columns.append(column)
     return replace(schema, columns=tuple(columns))
 

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -51,6 +52,7 @@ def alone(wait: Callable[[], None]) -> Iterator[None]:
                 held.enter_context(locked(folder()))
             except BlockingIOError:
                 wait()
+                time.sleep(0.2)
                 continue
             except OSError:  # a file system without locks
                 pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from fedspan.data.schema import Column, Features, Schema, agreed, numbers, texts
 Pair = tuple[Tensor, ...]  # features, targets and, of training rows, weights if there are any
 
 
-class TableData(Mapping[str, dict[str, Pair]]):
+class TableData(dict[str, dict[str, Pair]]):
     """Clients' tables as tensors: a mapping of each client's name to its "train" and "test" part, for `fedspan.fit`.
 
     Attributes:
@@ -67,18 +67,17 @@ class TableData(Mapping[str, dict[str, Pair]]):
         self.schema = agreed(train, asked, others) if schema is None else schema
         self.classes: list[Any] = [*classes]
         self.own: dict[str, Schema] = {}
-        self._parts: dict[str, dict[str, Pair]] = {}
         together: list[Pair] = []
         for who, table in train.items():
             own = self.schema
             if own.standardize == "client":
                 own = self.own[who] = with_scale(own, {who: table})
-            self._parts[who] = {"train": self._pair(table, who, own)}
+            self[who] = {"train": self._pair(table, who, own)}
             if weight is not None:
                 weights = torch.from_numpy(_weights(table, weight, who)).to(dtype)
-                self._parts[who]["train"] += (weights,)
+                self[who]["train"] += (weights,)
             if who in tests and len(tests[who][target]):
-                self._parts[who]["test"] = self._pair(tests[who], who, own)
+                self[who]["test"] = self._pair(tests[who], who, own)
                 together.append(self._pair(tests[who], who, self.schema))
         if pooled is not None:
             together.append(self._pair(pooled, "the test set", self.schema))
@@ -109,15 +108,6 @@ class TableData(Mapping[str, dict[str, Pair]]):
                 f"{who} has the class {name!r}, which training does not have; remove it"
             )
         return x, torch.tensor([place[name] for name in names])
-
-    def __getitem__(self, who: str) -> dict[str, Pair]:
-        return self._parts[who]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
 
 
 def tables(

@@ -40,7 +40,6 @@ from fedspan.data.table_data import (
     shared_out,
 )
 
-TEST_SHARE = 0.2
 TARGET = "`task.data.target`"
 MOST_PIXELS = 4096
 Kind = Literal[
@@ -100,12 +99,8 @@ class OwnData(Features):
         given = describe(self, changed=True) | {"digest": self.digest()}
         return {key: value for key, value in given.items() if key not in PATHS}
 
-    def digest(self, most: int = columns.MOST_BYTES) -> str:
-        """A hash of the files, by which changed data is noticed.
-
-        Args:
-            most: Bytes up to which the contents of all images are hashed; above, their sizes and times of change.
-        """
+    def digest(self) -> str:
+        """A hash of the files, by which changed data is noticed."""
         paths: list[str | Path] = [self.path]
         if is_pattern(self.path):  # on a client's own machine the other files are not there
             here = self.own_file is None
@@ -114,10 +109,10 @@ class OwnData(Features):
             paths.append(self.test_path)
         found = []
         for path in map(Path, paths):
-            found.append(columns.digest(path, most=most))
+            found.append(columns.digest(path))
             if self.images is not None and path.is_file():
-                listed = _listed(path, found[-1], self.images)
-                found.append(columns.digest(path.parent, listed, most=most))
+                listed = _listed(columns.read(path), self.images, path)
+                found.append(columns.digest(path.parent, listed))
         return "-".join(found)
 
     def divide(self, kind: Kind, partition: Partition, seed: int) -> Division:
@@ -180,23 +175,21 @@ class OwnData(Features):
             dtype=dtype,
         )
 
-    def said(
-        self, found: Columns, path: Path, target: str = "y", owners: bool = True
-    ) -> tuple[Array, Any, Any]:
+    def said(self, found: Columns, path: Path, target: str = "y") -> tuple[Array, Any, Any]:
         """Return the targets of a file, whose its rows are, and which are for tests; None for what it does not say.
 
         Args:
             found: The file's columns.
             path: The file, for errors.
             target: The column to predict, if none is named.
-            owners: Whether the file has the column of clients, if there is one.
         """
         if self.target is None and target not in found:
             raise SpecError(
                 f"{TARGET} is missing, the column to predict; there are {_known(found)}"
             )
-        goal, owner, marked = _column(found, self.target or target, "target", path), None, None
-        if self.client is not None and owners:
+        goal = _column(found, self.target or target, "target", path)
+        owner = marked = None
+        if self.client is not None and path != Path(self.test_path or ""):
             owner = _column(found, self.client, "client", path)
             names = owner.astype(str)
             filled(np.where(names == "nan", "", names), f"`task.data.client`: {self.client!r}")
@@ -234,8 +227,10 @@ class OwnData(Features):
         """Return a client's rows for training and for tests: those that are marked, or a share."""
         if marked is not None:
             return rows[~marked[rows]], rows[marked[rows]]
-        share = TEST_SHARE if self.test_path is None else 0.0
-        return shared_out(rows, share if self.test_share is None else self.test_share, seed, client)
+        share = self.test_share
+        if share is None:
+            share = 0.2 if self.test_path is None else 0.0
+        return shared_out(rows, share, seed, client)
 
     def _dealt(
         self, y: Any, owner: Any, marked: Any, classes: bool, partition: Partition, seed: int
@@ -252,21 +247,19 @@ class OwnData(Features):
             )
         tests = np.zeros(len(y), bool) if marked is None else marked
         pool, rest = np.flatnonzero(~tests), np.flatnonzero(tests)
-        owners = np.arange(len(y)) if owner is None else owner.astype(str)
-        lost = np.setdiff1d(owners, owners[pool])
+        owner = np.zeros(len(y)) if owner is None else owner
+        parts = [pool[part] for part in partition.split(y[pool], seed, owner[pool])]
+        whose = owner.astype(str)
+        lost = np.setdiff1d(whose, whose[pool])
         if natural and partition.clients is None and len(lost):
             raise DataError(
                 f"`task.data`: client {str(lost[0])!r} has no training rows, only rows of the test set"
             )
-        parts = [
-            pool[part]
-            for part in partition.split(y[pool], seed, None if owner is None else owner[pool])
-        ]
-        names = [str(owner[part[0]]) if natural else str(i) for i, part in enumerate(parts)]
+        names = [str(whose[part[0]] if natural else i) for i, part in enumerate(parts)]
+        held = [rest[whose[rest] == name] if natural else rest[:0] for name in names]
         if marked is None:
             both = [self._shared(part, None, seed, client) for client, part in enumerate(parts)]
-            return [train for train, _ in both], [test for _, test in both], rest, names
-        held = [rest[owners[rest] == name] if natural else rest[:0] for name in names]
+            parts, held = [train for train, _ in both], [test for _, test in both]
         return parts, held, np.setdiff1d(rest, np.concatenate(held)), names
 
 
@@ -329,7 +322,7 @@ def _table(own: OwnData, place: str, kind: Kind) -> tuple[Array, Array, Any, Any
         return images.read(files, own.image_size), np.array(names), None, None
     found = columns.read(path)
     target = own.target or ("label" if kind == "texts" else "y")
-    goal, owner, marked = own.said(found, path, target, owners=place != own.test_path)
+    goal, owner, marked = own.said(found, path, target)
     x = _features(found, own, target, path, kind)
     for name, array in ((own.client, owner), (own.test_column, marked), ("the features", x)):
         if array is not None and len(array) != len(goal):
@@ -340,11 +333,9 @@ def _table(own: OwnData, place: str, kind: Kind) -> tuple[Array, Array, Any, Any
     return x, goal, owner, marked
 
 
-@functools.lru_cache(maxsize=4)
-def _listed(path: Path, _digest: str, name: str) -> list[Path]:
-    """The images that a column of a file lists; the digest is for the cache."""
-    cells = _column(columns.read(path), name, "images", path)
-    return [path.parent / str(file) for file in cells]
+def _listed(found: Columns, name: str, path: Path) -> list[Path]:
+    """The images that a column of a file lists."""
+    return [path.parent / str(file) for file in _column(found, name, "images", path)]
 
 
 # --- Columns as features ---
@@ -353,7 +344,7 @@ def _listed(path: Path, _digest: str, name: str) -> list[Path]:
 def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -> Array:
     """The inputs: images that a column lists, one column of texts, or columns of numbers side by side."""
     if own.images is not None:
-        return images.read(_listed(path, columns.digest(path), own.images), own.image_size)
+        return images.read(_listed(found, own.images, path), own.image_size)
     if own.features is not None:
         _check_features(own.features, target)
     if kind == "texts":
@@ -369,8 +360,9 @@ def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind)
             )
         return texts
     others = {target, own.client, own.test_column}
-    numbers = [name for name in found if name not in others and found[name].dtype.kind in "biuf"]
-    parts = {name: _column(found, name, "features", path) for name in own.features or numbers}
+    numbers = [name for name, one in found.items() if one.dtype.kind in "biuf"]
+    names = own.features or [name for name in numbers if name not in others]
+    parts = {name: _column(found, name, "features", path) for name in names}
     if not parts:
         raise DataError(
             f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {_known(found)}"

@@ -116,9 +116,7 @@ class Ranks(Collected):
         for column, inside in ranked(outputs, targets):
             _, place, count = column.unique(return_inverse=True, return_counts=True)
             positives = torch.bincount(place, weights=inside.double(), minlength=len(count))
-            negatives = count - positives
-            # scores that are not finite have no order
-            counts.append((positives.where(torch.isfinite(column).all(), math.nan), negatives))
+            counts.append((ordered(column, positives), count - positives))
         return self.mean(counts)
 
     def summary(self) -> Tensor:
@@ -126,9 +124,10 @@ class Ranks(Collected):
         found = []
         for column, inside in ranked(*self.tensors()):
             squeezed = column / (1 + column.abs())  # between −1 and 1, in the same order
-            bins = ((squeezed + 1) / 2 * BINS).clamp(0, BINS - 1).long()
-            found += [torch.bincount(bins[part], minlength=BINS) for part in (inside, ~inside)]
-        return torch.cat(found).double()
+            bins = ((squeezed + 1) / 2 * BINS).nan_to_num().clamp(0, BINS - 1).long()
+            counts = [torch.bincount(bins[part], minlength=BINS) for part in (inside, ~inside)]
+            found += [ordered(column, one.double()) for one in counts]
+        return torch.cat(found)
 
     @classmethod
     def pooled(cls, total: Tensor) -> float:
@@ -154,6 +153,11 @@ def ranked(outputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
         scores = one_score(outputs, targets).double().reshape(len(targets), -1)
         there = (targets > 0.5).reshape(len(targets), -1)
     return list(zip(scores.T, there.T, strict=True))
+
+
+def ordered(scores: Tensor, counts: Tensor) -> Tensor:
+    """Return counts of examples, which are NaN if not all scores are finite: those have no order."""
+    return counts.where(torch.isfinite(scores).all(), math.nan)
 
 
 def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool = False) -> float:

@@ -7,8 +7,8 @@ import importlib
 import importlib.util
 import pkgutil
 import tarfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ SHIPPED = Path(__file__).parents[1] / "shipped"  # files that come with fedspan
 SYSTEM = Path("/usr/share/datasets")  # of Debian's packages, such as dataset-fashion-mnist
 REINSTALL = "pip install --no-deps fedspan"  # for what comes with fedspan
 # what conversions raise on files that are not the official ones
-DAMAGED = (*UNREADABLE, tarfile.TarError, IndexError)
+DAMAGED = (*UNREADABLE, tarfile.TarError, IndexError, AttributeError)
 Files = Mapping[str, Path]  # an official file's name → where it is
 Splits = Mapping[str, Mapping[str, Any]]  # "train" and "test" of a hub → column → values
 
@@ -145,11 +145,18 @@ def paths(name: str) -> dict[str, Path]:
     found = find(name)
     files = found.places()
     if found.check is not None:
-        try:
+        with intact(name):
             found.check(files)
-        except (DataError, *DAMAGED) as error:
-            raise found.damaged(one_line(error)) from None
     return files
+
+
+@contextmanager
+def intact(name: str) -> Iterator[None]:
+    """Read files of a data set; if they are damaged, the error names them and the command that gets them again."""
+    try:
+        yield
+    except (DataError, *DAMAGED) as error:
+        raise find(name).damaged(one_line(error)) from None
 
 
 def get(
@@ -170,12 +177,7 @@ def get(
         raise DataError(
             f"{found.name!r} comes with the package {found.package or 'fedspan'}; run `{found.install}`"
         )
-
-    def wait() -> None:
-        seen("waiting for another process", 0, 0)
-        time.sleep(0.2)
-
-    with store.alone(wait):
+    with store.alone(lambda: seen("waiting for another process", 0, 0)):
         if found.places():
             return
         # official files, and the hub's columns in their place
