@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
-import math
+import itertools
 import pickletools
 import tarfile
 from collections.abc import Callable, Mapping
@@ -34,15 +34,13 @@ def idx(path: Path, most: int = MOST) -> Array:
     """A packed IDX file: two zero bytes, a type, the number of axes, their lengths, the values."""
     with gzip.open(path) as packed:
         raw = _unpacked(packed, path, most)
-    axes = raw[3] if len(raw) > 4 and raw[:2] == b"\0\0" and raw[2] in TYPES else 0
-    start = 4 + 4 * axes
-    if axes and len(raw) >= start:
-        shape = np.frombuffer(raw, ">i4", axes, 4).tolist()
-        kind = np.dtype(TYPES[raw[2]])
-        if min(shape) >= 0 and math.prod(shape) * kind.itemsize == len(raw) - start:
-            values = np.frombuffer(raw, kind, offset=start)
-            return values.reshape(shape).astype(kind.newbyteorder("="))
-    raise DataError(f"{str(path)!r} is not an IDX file of bytes or whole numbers")
+    try:
+        kind, axes = np.dtype(TYPES[raw[2]]), raw[3]
+        shape = np.frombuffer(raw, ">i4", axes, 4)
+        values = np.frombuffer(raw, kind, offset=4 + shape.nbytes)
+        return values.reshape(shape).astype(kind.newbyteorder("="))
+    except (LookupError, ValueError):
+        raise DataError(f"{str(path)!r} is not an IDX file of bytes or whole numbers") from None
 
 
 def hub_images(hub: Mapping[str, Mapping[str, Any]], image: str, label: str) -> dict[str, Array]:
@@ -81,15 +79,16 @@ def cifar(archive: Path, name: Literal["cifar-10", "cifar-100"]) -> dict[str, Ar
     if name == "cifar-10":
         parts = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
     suffix, read = (".bin", _binary) if "binary" in archive.name else ("", _python)
-    wanted = [f"{one}{suffix}" for names in parts.values() for one in names]
+    parts = {part: [one + suffix for one in names] for part, names in parts.items()}
+    wanted = {*itertools.chain(*parts.values())}
     found = members(archive, lambda path: path.name in wanted)
-    files = {path.name.removesuffix(suffix): data for path, data in found.items()}
+    files = {path.name: data for path, data in found.items()}
     arrays: dict[str, Array] = {}
     for part, names in parts.items():
         for one in names:
             if one not in files:
-                raise DataError(f"{str(archive)!r} has no file '{one}{suffix}'")
-        made = [read(files[one], name, f"{archive.name}/{one}{suffix}") for one in names]
+                raise DataError(f"{str(archive)!r} has no file {one!r}")
+        made = [read(files[one], name, f"{archive.name}/{one}") for one in names]
         flat = np.concatenate([pixels for pixels, _ in made])  # color by color
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         arrays[f"{part}_x"] = np.ascontiguousarray(images)

@@ -40,10 +40,10 @@ class TableData(dict[str, dict[str, Pair]]):
         tests: Mapping[str, Mapping[str, Array]],
         target: str,
         asked: Features,
+        others: Sequence[str] = (),
         *,
         classes: Sequence[Any],
         weight: str | None = None,
-        others: Sequence[str] = (),
         pooled: Mapping[str, Array] | None = None,
         schema: Schema | None = None,
         dtype: torch.dtype = torch.float32,
@@ -55,15 +55,14 @@ class TableData(dict[str, dict[str, Pair]]):
             tests: Those of a client's rows that it is evaluated on.
             target: The column to predict.
             asked: How columns become features.
+            others: Columns that are no features, such as the target.
             classes: The names of the classes; none if the target is a number.
             weight: The column with the weights of training rows.
-            others: Columns that are no features, besides the target.
             pooled: Rows of no client that are for tests.
             schema: What clients on several machines have agreed on.
             dtype: Of features and of targets that are numbers.
         """
         self.target, self.dtype, self.weight = target, dtype, weight
-        others = (target, *others, *filter(None, (weight,)))
         self.schema = agreed(train, asked, others) if schema is None else schema
         self.classes: list[Any] = [*classes]
         self.own: dict[str, Schema] = {}
@@ -160,8 +159,8 @@ def tables(
     for number, (who, table) in enumerate(found.items()):
         train, test = shared_out(np.arange(len(table[target])), test_share, seed, number)
         kept[who], held[who] = rows_of(table, train), rows_of(table, test)
-    others = [] if client is None else [client]
-    return TableData(kept, held, target, asked, classes=classes, weight=weight, others=others)
+    others = [target, *filter(None, (client, weight))]
+    return TableData(kept, held, target, asked, others, classes=classes, weight=weight)
 
 
 def shared_out(rows: Array, share: float, seed: int, client: int) -> tuple[Array, Array]:
@@ -285,12 +284,11 @@ def numbers_of(goal: Array, who: str) -> npt.NDArray[np.float64]:
         found = goal.reshape(len(goal), -1).astype(np.float64)
     except (TypeError, ValueError):
         raise DataError(
-            f"{who} is text ({str(goal.flat[0])!r} in row 1); predict classes, by the task 'classification' or "
-            'kind="classes"'
+            f"{who} is text ({str(goal.flat[0])!r} in row 1), not numbers; name another column, or predict classes"
         ) from None
     if not np.isfinite(found).all():
         row = first_row(~np.isfinite(found).all(1))
-        raise DataError(f"{who} has no number in row {row}; drop the row")
+        raise DataError(f"{who} has no number in row {row}; fill it or drop the row")
     return found
 
 

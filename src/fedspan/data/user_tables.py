@@ -168,9 +168,9 @@ class OwnData(Features):
             {name: taken(name, part) for name, part in zip(who, held, strict=True) if len(part)},
             self.others[0],
             self,
+            self.others,
             classes=classes,
             weight=self.weight,
-            others=self.others[1:],
             pooled=pooled,
             dtype=dtype,
         )
@@ -367,26 +367,18 @@ def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind)
         raise DataError(
             f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {_known(found)}"
         )
-    for name, part in parts.items():
-        if part.dtype.kind not in "biuf":
-            raise DataError(
-                f"`task.data.features`: {name!r} of {str(path)!r} is text ({str(part.flat[0])!r} in row 1); leave it "
-                "out or write it as numbers"
-            )
-        gaps = ~np.isfinite(part.reshape(len(part), -1)).all(1)
-        if gaps.any():
-            raise DataError(
-                f"`task.data`: {name!r} of {str(path)!r} has no number in row {first_row(gaps)}; fill or drop the row"
-            )
-    first = next(iter(parts.values()))
-    if first.ndim > 1 and len(parts) == 1:
-        return first
-    if any(len(part) != len(first) or part.ndim > 2 for part in parts.values()):
+    checked = [
+        numbers_of(part, f"`task.data.features`: {name!r} of {str(path)!r}")
+        for name, part in parts.items()
+    ]
+    if len(parts) == 1 and parts[names[0]].ndim > 1:
+        return parts[names[0]]  # such as images
+    if len({len(part) for part in checked}) > 1 or any(part.ndim > 2 for part in parts.values()):
         shapes = ", ".join(f"{name!r} {part.shape}" for name, part in parts.items())
         raise DataError(
             f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use"
         )
-    return np.column_stack([*parts.values()])
+    return np.concatenate(checked, 1)
 
 
 def _check_features(given: tuple[str, ...], target: str | None) -> None:

@@ -72,10 +72,10 @@ class DataSet:
         """Where official files are, in the data directory or of a package of the system; without missing ones."""
         found: dict[str, Path] = {}
         for file in self.files:
-            names = (file.name, file.also) if file.also else (file.name,)
-            for path in [folder / name for name in names for folder in (store.folder(), SYSTEM)]:
-                if path.is_file():
-                    found.setdefault(file.name, path)
+            for name in filter(None, (file.name, file.also)):
+                for path in (store.folder() / name, SYSTEM / name):
+                    if path.is_file():
+                        found.setdefault(file.name, path)
         return found
 
     def here(self) -> bool:
@@ -125,9 +125,8 @@ def require(wanted: Iterable[str]) -> None:
         commands = [f"fedspan data get {' '.join(gets)}"] if gets else []
         commands += [one.install for one in missing if one.install]
         listed = " and ".join(repr(one.name) for one in missing)
-        place = f"in {str(store.folder())!r}" if len(commands) == len(gets) == 1 else "here"
         raise DataError(
-            f"{listed} {'is' if len(missing) == 1 else 'are'} not {place}; run `{' && '.join(commands)}` first"
+            f"{listed} {'is' if len(missing) == 1 else 'are'} not here; run `{' && '.join(commands)}` first"
         )
     for one in found:
         whole = find(one.part_of or one.name)
@@ -214,11 +213,11 @@ def get(
                 raise HubError(f"{found.hub!r} of the hub: {one_line(error, 600)}") from None
             for path in new.values():
                 remove(path)
-            delete = (
-                f"delete {', '.join(repr(str(path)) for path in had.values())} and " if had else ""
-            )
-            why = f"the files of {found.name!r} cannot be converted: {one_line(error, 600)}"
-            raise DataError(f"{why}; {delete}run `{found.command}` again") from None
+            delete = f"delete {', '.join(repr(str(path)) for path in had.values())} and "
+            raise DataError(
+                f"the files of {found.name!r} cannot be converted: {one_line(error, 600)}; {delete if had else ''}run "
+                f"`{found.command}` again"
+            ) from None
         for name, values in made.items():
             store.write(folder / name, values)
         for path in new.values():
