@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fedspan.core.errors import DataError, one_line
+from fedspan.data.columns import Array, Columns
 
 PIXELS = 3 * 32 * 32
 LABELS = {
@@ -26,7 +26,6 @@ LABELS = {
     "cifar-100": ("fine_labels", 1, 2, 100),
 }  # name; its byte and how many, in binary; classes
 MOST = 1 << 28  # bytes that are unpacked of a file; the largest official one has 186 million
-Array = npt.NDArray[Any]
 TYPES = {0x08: ">u1", 0x0C: ">i4"}  # of IDX files
 
 
@@ -43,9 +42,9 @@ def idx(path: Path, most: int = MOST) -> Array:
         raise DataError(f"{str(path)!r} is not an IDX file of bytes or whole numbers") from None
 
 
-def hub_images(hub: Mapping[str, Mapping[str, Any]], image: str, label: str) -> dict[str, Array]:
+def hub_images(hub: Mapping[str, Mapping[str, Any]], image: str, label: str) -> Columns:
     """`train_x`, `train_y`, `test_x` and `test_y` of the columns that a hub gives."""
-    arrays: dict[str, Array] = {}
+    arrays: Columns = {}
     for part, columns in hub.items():
         arrays[f"{part}_x"] = np.stack([np.asarray(one, np.uint8) for one in columns[image]])
         arrays[f"{part}_y"] = np.asarray(columns[label], np.uint8)
@@ -73,7 +72,7 @@ def _unpacked(file: IO[bytes] | gzip.GzipFile, path: Path, most: int) -> bytes:
     return data
 
 
-def cifar(archive: Path, name: Literal["cifar-10", "cifar-100"]) -> dict[str, Array]:
+def cifar(archive: Path, name: Literal["cifar-10", "cifar-100"]) -> Columns:
     """`train_x`, `train_y`, `test_x` and `test_y` of an archive."""
     parts = {"train": ["train"], "test": ["test"]}
     if name == "cifar-10":
@@ -83,7 +82,7 @@ def cifar(archive: Path, name: Literal["cifar-10", "cifar-100"]) -> dict[str, Ar
     wanted = {*itertools.chain(*parts.values())}
     found = members(archive, lambda path: path.name in wanted)
     files = {path.name: data for path, data in found.items()}
-    arrays: dict[str, Array] = {}
+    arrays: Columns = {}
     for part, names in parts.items():
         for one in names:
             if one not in files:

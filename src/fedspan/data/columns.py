@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from fedspan.core.digest import digest as core_digest
 from fedspan.core.digest import sha256
@@ -111,24 +112,9 @@ def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], large: boo
 
 def read_npz(path: Path) -> Columns:
     """The arrays of an .npz; raises one of UNREADABLE."""
-    with (
-        path.open("rb") as file,
-        zipfile.ZipFile(file),
-    ):  # refuses what is no archive, such as a lone array
-        file.seek(0)
-        arrays = np.load(file, allow_pickle=False)
-        return {name: arrays[name] for name in arrays.files}
-
-
-def _safetensors(path: Path) -> Columns:
-    import torch
-    from safetensors.torch import load_file
-
-    found = load_file(path)
-    return {
-        name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-        for name, value in found.items()
-    }
+    # a lone array is refused
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def _csv(path: Path) -> Columns:
@@ -217,7 +203,7 @@ def _text(path: Path) -> Any:
 
 READERS: dict[str, Callable[[Path], Columns]] = {
     ".npz": read_npz,
-    ".safetensors": _safetensors,
+    ".safetensors": load_file,
     ".csv": _csv,
     ".csv.gz": _csv,
     ".tsv": _csv,

@@ -11,16 +11,15 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedspan.core.errors import DataError, SpecError, one_of, shown
 from fedspan.core.extras import needs
+from fedspan.core.partition import Indices
 from fedspan.data import sets, store
+from fedspan.data.columns import Array
 
-Array = npt.NDArray[Any]
 Splits = tuple["Split", "Split"]
 
 
@@ -30,12 +29,10 @@ class Split:
 
     x: Array  # inputs; images are bytes, (n, height, width[, 3])
     y: Array  # targets; usually the number of the class
-    owner: npt.NDArray[np.int64] | None = None  # who made each example, where it is known
+    owner: Indices | None = None  # who made each example, where it is known
 
 
-def first_examples(
-    labels: npt.NDArray[np.int64], classes: int | None, per_class: int | None
-) -> npt.NDArray[np.int64]:
+def first_examples(labels: Indices, classes: int | None, per_class: int | None) -> Indices:
     """The numbers of the first examples of the first classes, in the order of the file; None takes all."""
     names = np.unique(labels)
     if classes is not None and classes > len(names):

@@ -86,14 +86,10 @@ def download(file: File, folder: Path, seen: Seen = lambda *_: None) -> None:
 
 def by_hand(files: Sequence[File], folder: Path) -> str:
     """What to fetch by hand, and where to put it."""
+    urls, place = ", ".join(file.urls[0] for file in files), folder / files[0].name
     if len(files) == 1:
-        return f"fetch {files[0].urls[0]} by hand, save it as {str(folder / files[0].name)!r}"
-    names: dict[str, list[str]] = {}
-    for file in files:
-        address, _, name = file.urls[0].rpartition("/")
-        names.setdefault(f"{address}/", []).append(name)
-    listed = " and ".join(f"{', '.join(some)} from {address}" for address, some in names.items())
-    return f"fetch {listed} by hand, put them into {str((folder / files[0].name).parent)!r}"
+        return f"fetch {urls} by hand, save it as {str(place)!r}"
+    return f"fetch {urls} by hand, put them into {str(place.parent)!r}"
 
 
 def _fetch(url: str, part: Path, file: File, seen: Seen) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from fedspan.core.errors import DataError, one_line
 from fedspan.core.extras import needs
-from fedspan.data.columns import UNREADABLE
+from fedspan.data.columns import UNREADABLE, Array
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
@@ -32,7 +31,7 @@ def class_files(root: Path) -> tuple[list[Path], list[str]]:
     return [file for file, _ in files], [name for _, name in files]
 
 
-def read(files: Sequence[Path], size: int | None = None) -> npt.NDArray[np.uint8]:
+def read(files: Sequence[Path], size: int | None = None) -> Array:
     """Images as (n, height, width) where all are gray, else (n, height, width, 3); `size` makes them square."""
     needs("vision", "PIL")
     from PIL import Image

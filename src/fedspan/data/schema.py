@@ -22,6 +22,7 @@ import numpy.typing as npt
 from fedspan.core.errors import DataError
 from fedspan.data.columns import MISSING, Array, column_of, first_row, is_number
 
+Table = Mapping[str, Any]  # columns by name
 Floats = npt.NDArray[np.float64]
 Facts = dict[str, dict[str, Any]]  # what a client tells of each column
 Kind = Literal["number", "boolean", "category", "date", "unused"]
@@ -110,7 +111,7 @@ class Schema:
         """How many features a row has."""
         return len(self.names)
 
-    def features(self, table: Mapping[str, Any], who: str = "the table") -> Floats:
+    def features(self, table: Table, who: str = "the table") -> Floats:
         """Return the features of a table's rows, (rows, width).
 
         Args:
@@ -146,7 +147,7 @@ class Schema:
             parts += [values, empty[:, None]] if column.gaps else [values]
         return np.concatenate(parts, 1, dtype=np.float64)
 
-    def unknown(self, table: Mapping[str, Any]) -> dict[str, list[str]]:
+    def unknown(self, table: Table) -> dict[str, list[str]]:
         """Return the texts of each column that no client had in training; they are encoded as no category."""
         found = {}
         for column in self.used:
@@ -183,7 +184,7 @@ class Schema:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def of(table: Mapping[str, Any]) -> Schema:
+    def of(table: Table) -> Schema:
         """Return the schema of plain values."""
         columns = [
             Column(**{key: tuple(v) if isinstance(v, list) else v for key, v in one.items()})  # type: ignore[arg-type]
@@ -226,7 +227,7 @@ def numbers(cells: Array, column: Column, who: str) -> Floats:
 
 
 def describe(
-    table: Mapping[str, Any], asked: Features, others: Iterable[str] = (), who: str = "the table"
+    table: Table, asked: Features, others: Iterable[str] = (), who: str = "the table"
 ) -> Facts:
     """Return what a client tells of its columns: type, rows, gaps, how many values differ, texts with their counts."""
     facts: Facts = {}
@@ -366,7 +367,7 @@ def _decided(name: str, told: Mapping[str, Facts], asked: Features) -> Column:
 WORDS = {"number": "numbers", "text": "text", "date": "dates", "boolean": "yes or no"}
 
 
-def sums(schema: Schema, table: Mapping[str, Any], who: str, about: bool) -> Floats:
+def sums(schema: Schema, table: Table, who: str, about: bool) -> Floats:
     """Return a client's sums for the means, or with `about` those of squares about the means that the schema has.
 
     For each number of a row: how many there are, then their sum.
@@ -396,7 +397,7 @@ def scaled(schema: Schema, total: Floats, about: bool) -> Schema:
     return replace(schema, columns=tuple(columns))
 
 
-def with_scale(schema: Schema, tables: Mapping[str, Mapping[str, Any]]) -> Schema:
+def with_scale(schema: Schema, tables: Mapping[str, Table]) -> Schema:
     """Return the schema with the means and deviations of all rows of some clients' tables."""
     for about in (False, True):
         total = sum(sums(schema, table, who, about) for who, table in tables.items())
@@ -404,9 +405,7 @@ def with_scale(schema: Schema, tables: Mapping[str, Mapping[str, Any]]) -> Schem
     return schema
 
 
-def agreed(
-    tables: Mapping[str, Mapping[str, Any]], asked: Features, others: Sequence[str] = ()
-) -> Schema:
+def agreed(tables: Mapping[str, Table], asked: Features, others: Sequence[str] = ()) -> Schema:
     """Return the schema of clients' tables in one process: the steps that clients on their own machines take."""
     told = {who: describe(table, asked, others, who) for who, table in tables.items()}
     return with_scale(agree(told, asked, others), tables)

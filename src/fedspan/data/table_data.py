@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,8 +15,8 @@ from fedspan.core import seeds
 from fedspan.core.errors import DataError, SpecError, below_one, one_of, shown
 from fedspan.core.tables import make
 from fedspan.data import columns
-from fedspan.data.columns import Array, column_of, first_row
-from fedspan.data.schema import Column, Features, Schema, agreed, numbers, texts, with_scale
+from fedspan.data.columns import Array, Columns, column_of, first_row
+from fedspan.data.schema import Column, Features, Floats, Schema, agreed, numbers, texts, with_scale
 
 Pair = tuple[Tensor, ...]  # features, targets and, of training rows, weights if there are any
 
@@ -36,15 +35,15 @@ class TableData(dict[str, dict[str, Pair]]):
 
     def __init__(
         self,
-        train: Mapping[str, Mapping[str, Array]],
-        tests: Mapping[str, Mapping[str, Array]],
+        train: Mapping[str, Columns],
+        tests: Mapping[str, Columns],
         target: str,
         asked: Features,
         others: Sequence[str] = (),
         *,
         classes: Sequence[Any],
         weight: str | None = None,
-        pooled: Mapping[str, Array] | None = None,
+        pooled: Columns | None = None,
         schema: Schema | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -94,7 +93,7 @@ class TableData(dict[str, dict[str, Pair]]):
         """How many outputs a model needs."""
         return len(self.classes) or 1
 
-    def _pair(self, table: Mapping[str, Array], who: str, schema: Schema) -> Pair:
+    def _pair(self, table: Columns, who: str, schema: Schema) -> Pair:
         x = torch.from_numpy(schema.features(table, who)).to(self.dtype)
         goal = column_of(table, self.target, who, "`target` names it")
         who = f"{who}: the target {self.target!r}"
@@ -171,7 +170,7 @@ def shared_out(rows: Array, share: float, seed: int, client: int) -> tuple[Array
     return np.sort(drawn[count:]), np.sort(drawn[:count])
 
 
-def read_clients(clients: Any, client: str | None = None) -> dict[str, dict[str, Array]]:
+def read_clients(clients: Any, client: str | None = None) -> dict[str, Columns]:
     """Return each client's columns by name; see `tables`."""
     if isinstance(clients, Mapping) and clients and client is None:
         return {str(who): as_columns(table, str(who)) for who, table in clients.items()}
@@ -211,7 +210,7 @@ def is_pattern(path: str | Path) -> bool:
     return any(mark in str(path) for mark in "*?[")
 
 
-def as_columns(rows: Any, who: str) -> dict[str, Array]:
+def as_columns(rows: Any, who: str) -> Columns:
     """Return a table in any form as columns by name: a file, a DataFrame, an Arrow table, columns or a list of rows."""
     if isinstance(rows, str | Path):
         return columns.read(Path(rows))
@@ -231,7 +230,7 @@ def as_columns(rows: Any, who: str) -> dict[str, Array]:
     return found
 
 
-def rows_of(table: Mapping[str, Array], index: Array) -> dict[str, Array]:
+def rows_of(table: Columns, index: Array) -> Columns:
     """Return some rows of a table."""
     return {name: cells[index] for name, cells in table.items()}
 
@@ -278,7 +277,7 @@ def filled(text: Array, who: str) -> Array:
     return text
 
 
-def numbers_of(goal: Array, who: str) -> npt.NDArray[np.float64]:
+def numbers_of(goal: Array, who: str) -> Floats:
     """Return targets as numbers, (rows, outputs)."""
     try:
         found = goal.reshape(len(goal), -1).astype(np.float64)
@@ -292,7 +291,7 @@ def numbers_of(goal: Array, who: str) -> npt.NDArray[np.float64]:
     return found
 
 
-def _weights(table: Mapping[str, Array], weight: str, who: str) -> Array:
+def _weights(table: Columns, weight: str, who: str) -> Array:
     """Return the weights of rows."""
     cells = column_of(table, weight, who, "`weight` names it")
     found = numbers(cells, Column(weight, "number"), who)[:, 0]
