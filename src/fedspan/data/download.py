@@ -94,22 +94,19 @@ def by_hand(files: Sequence[File], folder: Path) -> str:
 
 def _fetch(url: str, part: Path, file: File, seen: Seen) -> None:
     """Append what is missing of a file to its part; raises one of FAILED if the connection is cut."""
-    with disk_errors(part):
-        done = part.stat().st_size if part.exists() else 0
+    done = part.stat().st_size if part.exists() else 0
     asked = {"User-Agent": "fedspan"} | ({"Range": f"bytes={done}-"} if done else {})
     try:
         request = urllib.request.Request(url, headers=asked)  # noqa: S310 - addresses of the catalog
         reply = urllib.request.build_opener().open(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        if (
-            error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE
-        ):  # the part is complete, or not of this file
-            if file.size and done == file.size:
-                return
-            remove(part)
-            raise ConnectionError("the part did not fit") from None
-        raise
+        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
+        if done == file.size:
+            return
+        remove(part)
+        raise ConnectionError("the part did not fit") from None
     with reply:
         if reply.status != http.client.PARTIAL_CONTENT:
             done = 0

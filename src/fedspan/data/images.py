@@ -17,18 +17,12 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 def class_files(root: Path) -> tuple[list[Path], list[str]]:
     """The images below a directory, and the sub-directory that each is in: its class."""
-    folders = [place for place in root.iterdir() if place.is_dir() and place.name[0] != "."]
-    files = [
-        (file, folder.name)
-        for folder in sorted(folders)
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in SUFFIXES and file.is_file()
-    ]
+    files = [file for file in sorted(root.glob("[!.]*/**/*")) if file.suffix.lower() in SUFFIXES]
     if not files:
         raise DataError(
             f"`task.data`: {str(root)!r} has no images; it needs a sub-directory of images for each class"
         )
-    return [file for file, _ in files], [name for _, name in files]
+    return files, [file.relative_to(root).parts[0] for file in files]
 
 
 def read(files: Sequence[Path], size: int | None = None) -> Array:
@@ -36,7 +30,7 @@ def read(files: Sequence[Path], size: int | None = None) -> Array:
     needs("vision", "PIL")
     from PIL import Image
 
-    found = []
+    found: list[Array] = []
     for file in files:
         try:
             with warnings.catch_warnings():
@@ -54,10 +48,11 @@ def read(files: Sequence[Path], size: int | None = None) -> Array:
             raise DataError(
                 f"`task.data`: the image {str(file)!r} cannot be read: {one_line(error)}"
             ) from None
-        if found[-1].shape[:2] != found[0].shape[:2]:
+        (height, width), first = found[-1].shape[:2], found[0].shape[:2]
+        if (height, width) != first:
             raise DataError(
-                f"`task.data`: {str(file)!r} is {found[-1].shape[1]} × {found[-1].shape[0]}, but the images before it "
-                f"are {found[0].shape[1]} × {found[0].shape[0]}; set `image_size`"
+                f"`task.data`: {str(file)!r} is {width} × {height}, but the images before it are {first[1]} × {first[0]}; set "
+                "`image_size`"
             )
     if len({image.ndim for image in found}) > 1:
         found = [image if image.ndim == 3 else np.stack([image] * 3, -1) for image in found]

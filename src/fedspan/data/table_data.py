@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -138,11 +139,7 @@ def tables(
     """
     below_one("test_share", test_share)
     found = read_clients(clients, client)
-    lists = {
-        key: list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
-        for key, value in features.items()
-    }
-    asked = make(Features, lists, "tables")
+    asked = make(Features, features, "tables")
     goals = {
         f"{who}: the target {target!r}": column_of(table, target, who, "`target` names it")
         for who, table in found.items()
@@ -194,9 +191,7 @@ def files_of(pattern: str | Path, missing: bool = False) -> dict[str, Path]:
         pattern: Such as `hospitals/*.csv`.
         missing: Whether there may be none.
     """
-    place = Path(pattern)
-    root = Path(place.anchor) if place.is_absolute() else Path()
-    files = sorted(root.glob(str(place.relative_to(root))))
+    files = sorted(map(Path, glob.glob(str(pattern), recursive=True)))
     if not files and not missing:
         raise DataError(f"no file is named {str(pattern)!r}; check the pattern")
     found = {file.name.partition(".")[0]: file for file in files}

@@ -82,8 +82,7 @@ class OwnData(Features):
             at_most("image_size", self.image_size, MOST_PIXELS)
         if self.features is not None:
             _check_features(self.features, self.target)
-        arrays = self.images is not None or (not self.tabular and Path(self.path).suffix)
-        if arrays and self.standardize == "client":
+        if not self.tabular and self.standardize == "client":
             raise SpecError('`standardize` "client" is for tables; use "pooled" or "none"')
         if not self.tabular and self.weight is not None:
             raise SpecError("`weight` is for tables, and these examples are none; leave it out")
