@@ -121,6 +121,18 @@ def test_each_client_may_have_its_own_scale():
     assert not math.isclose(schema.features(TABLES["h0"]).std(), 1)
 
 
+def test_a_client_with_a_few_of_the_values_decides_nothing_alone():
+    tables = {
+        "a": {"sort": ["t", "f"] * 9, "flag": [0, 1] * 9, "gone": ["no", "yes"] * 9},
+        "b": {"sort": ["u", "v"] * 9, "flag": ["yes", "no"] * 9, "gone": [""] * 18},
+        "c": {"sort": ["u", "v"] * 9, "flag": [""] * 18, "gone": [0, 1] * 9},
+    }
+    schema = agreed(tables, Features())
+    kinds = {column.name: column.kind for column in schema.columns}
+    assert kinds == {"sort": "category", "flag": "boolean", "gone": "boolean"}
+    assert schema.columns[0].categories == ("f", "t", "u", "v")
+
+
 @pytest.mark.parametrize(
     ("change", "asked", "said"),
     [

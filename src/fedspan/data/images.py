@@ -51,8 +51,8 @@ def read(files: Sequence[Path], size: int | None = None) -> Array:
         (height, width), first = found[-1].shape[:2], found[0].shape[:2]
         if (height, width) != first:
             raise DataError(
-                f"`task.data`: {str(file)!r} is {width} × {height}, but the images before it are {first[1]} × {first[0]}; set "
-                "`image_size`"
+                f"`task.data`: {str(file)!r} is {width} × {height}, but the images before it are {first[1]} × "
+                f"{first[0]}; set `image_size`"
             )
     if len({image.ndim for image in found}) > 1:
         found = [image if image.ndim == 3 else np.stack([image] * 3, -1) for image in found]

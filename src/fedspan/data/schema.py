@@ -168,10 +168,12 @@ class Schema:
             "date": f"dates, as {', '.join(PARTS)}{scaled}",
             "category": f"categories, by {self.encode}",
         }.items():
-            columns = [column for column in self.used if column.kind == kind]
-            counts = [f" ({len(c.categories)})" if c.categories else "" for c in columns]
-            if columns:
-                names = (c.name + count for c, count in zip(columns, counts, strict=True))
+            names = [
+                f"{column.name} ({len(column.categories)})" if column.categories else column.name
+                for column in self.used
+                if column.kind == kind
+            ]
+            if names:
                 said.append(f"{label}: {', '.join(names)}")
         if gaps := [column.name for column in self.used if column.gaps]:
             said.append(
@@ -400,8 +402,8 @@ def scaled(schema: Schema, total: Floats, about: bool) -> Schema:
 def with_scale(schema: Schema, tables: Mapping[str, Table]) -> Schema:
     """Return the schema with the means and deviations of all rows of some clients' tables."""
     for about in (False, True):
-        total = sum(sums(schema, table, who, about) for who, table in tables.items())
-        schema = scaled(schema, np.asarray(total), about)
+        total = np.sum([sums(schema, table, who, about) for who, table in tables.items()], 0)
+        schema = scaled(schema, total, about)
     return schema
 
 
@@ -424,17 +426,14 @@ def _times(texts: list[str]) -> Array | None:
 
 def _dates(cells: Array, name: str, who: str) -> Floats:
     """Return the parts of dates, (rows, parts); NaN for an empty cell."""
-    if cells.dtype.kind == "M":
-        times = cells.astype("datetime64[s]")
-    else:
+    dates = cells.dtype.kind == "M"
+    times = cells.astype("datetime64[s]") if dates else _times(texts(cells).tolist())
+    if times is None:
         text = texts(cells).tolist()
-        found = _times(text)
-        if found is None:
-            row = first_row([_times([one]) is None for one in text])
-            raise DataError(
-                f"{who}: column {name!r} is {text[row - 1]!r} in row {row}, not a date such as 2013-01-31"
-            )
-        times = found
+        row = first_row([_times([one]) is None for one in text])
+        raise DataError(
+            f"{who}: column {name!r} is {text[row - 1]!r} in row {row}, not a date such as 2013-01-31"
+        )
     days = times.astype("datetime64[D]")
     months = days.astype("datetime64[M]")
     parts = [
