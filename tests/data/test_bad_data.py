@@ -13,7 +13,7 @@ import torch
 
 import fedspan
 from fedspan.core.errors import DataError, FedspanError, SpecError
-from fedspan.data import columns, images
+from fedspan.data import columns
 from fedspan.data.partitions.iid import IID
 from fedspan.data.user_tables import OwnData
 from fedspan.nn.client_data import as_client_data
@@ -39,14 +39,14 @@ def test_images_of_more_than_8_bits(kind: Any, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     image.fromarray(np.full((4, 4), 1000, kind)).save(tmp_path / "deep.tif")
     with pytest.raises(DataError, match=r"deep\.tif.*8 bits per channel"):
-        images.read([tmp_path / "deep.tif"])
+        columns.images([tmp_path / "deep.tif"])
 
 
 def test_an_image_that_would_fill_the_memory(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     image.new("1", (20_000, 10_000)).save(tmp_path / "bomb.png")
     with pytest.raises(DataError, match=r"bomb\.png.*decompression bomb") as error:
-        images.read([tmp_path / "bomb.png"])
+        columns.images([tmp_path / "bomb.png"])
     assert "\n" not in str(error.value)
 
 

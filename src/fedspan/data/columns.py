@@ -1,7 +1,7 @@
-"""Files of examples as named columns: .npz, .safetensors, .csv, .tsv, .jsonl and .parquet. Nothing is unpickled.
+"""Files of examples as named columns, and images as one array of bytes. Nothing is unpickled.
 
 A column is an array with one row per example. In text files a column of numbers becomes int64 or float64; an empty
-cell, "NA", "nan" or "null" among numbers becomes NaN. All other columns are text.
+cell, "NA", "nan", "null" or "?" among numbers becomes NaN. All other columns are text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import struct
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ UNREADABLE = (
     csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError,
 )  # fmt: skip
 MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 MISSING = ("", "?", "na", "n/a", "nan", "nat", "null", "none", "<na>")
 
 
@@ -211,3 +213,50 @@ READERS: dict[str, Callable[[Path], Columns]] = {
     ".jsonl.gz": _jsonl,
     ".parquet": _parquet,
 }
+
+
+# --- Images ---
+
+
+def class_files(root: Path) -> tuple[list[Path], list[str]]:
+    """The images below a directory, and the sub-directory that each is in: its class."""
+    files = [file for file in sorted(root.glob("[!.]*/**/*")) if file.suffix.lower() in SUFFIXES]
+    if not files:
+        raise DataError(
+            f"`task.data`: {str(root)!r} has no images; it needs a sub-directory of images for each class"
+        )
+    return files, [file.relative_to(root).parts[0] for file in files]
+
+
+def images(files: Sequence[Path], size: int | None = None) -> Array:
+    """Images as (n, height, width) where all are gray, else (n, height, width, 3); `size` makes them square."""
+    needs("vision", "PIL")
+    from PIL import Image
+
+    found: list[Array] = []
+    for file in files:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                image = Image.open(file)
+            with image:
+                if image.mode[0] in "IF":  # converting them would clip the pixels to 255
+                    raise DataError(
+                        f"`task.data`: the image {str(file)!r} has pixels of more than 8 bits (mode {image.mode!r}); "
+                        "save it with 8 bits per channel"
+                    )
+                plain = image.convert("L" if image.mode in ("1", "L") else "RGB")
+                found.append(np.asarray(plain if size is None else plain.resize((size, size))))
+        except (*UNREADABLE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise DataError(
+                f"`task.data`: the image {str(file)!r} cannot be read: {one_line(error)}"
+            ) from None
+        (height, width), first = found[-1].shape[:2], found[0].shape[:2]
+        if (height, width) != first:
+            raise DataError(
+                f"`task.data`: {str(file)!r} is {width} × {height}, but the images before it are {first[1]} × "
+                f"{first[0]}; set `image_size`"
+            )
+    if len({image.ndim for image in found}) > 1:
+        found = [image if image.ndim == 3 else np.stack([image] * 3, -1) for image in found]
+    return np.stack(found)

@@ -19,7 +19,7 @@ from fedspan.core.partition import Indices, Partition
 from fedspan.core.spec import PATHS
 from fedspan.core.tables import describe
 from fedspan.core.task import Holdings
-from fedspan.data import columns, images
+from fedspan.data import columns
 from fedspan.data.columns import Array, Columns, column_of, first_row
 from fedspan.data.datasets import Split
 from fedspan.data.partitions.classes import Classes
@@ -184,7 +184,7 @@ class OwnData(Features):
         """
         if self.target is None and target not in found:
             raise SpecError(
-                f"{TARGET} is missing, the column to predict; there are {_known(found)}"
+                f"{TARGET} is missing, the column to predict; there are {', '.join(found)}"
             )
         goal = _column(found, self.target or target, "target", path)
         owner = marked = None
@@ -317,8 +317,8 @@ def _table(own: OwnData, place: str, kind: Kind) -> tuple[Array, Array, Any, Any
     """(inputs, raw targets, owners, test rows) of one file."""
     path = Path(place)
     if path.is_dir():
-        files, names = images.class_files(path)
-        return images.read(files, own.image_size), np.array(names), None, None
+        files, names = columns.class_files(path)
+        return columns.images(files, own.image_size), np.array(names), None, None
     found = columns.read(path)
     target = own.target or ("label" if kind == "texts" else "y")
     goal, owner, marked = own.said(found, path, target)
@@ -343,7 +343,7 @@ def _listed(found: Columns, name: str, path: Path) -> list[Path]:
 def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -> Array:
     """The inputs: images that a column lists, one column of texts, or columns of numbers side by side."""
     if own.images is not None:
-        return images.read(_listed(found, own.images, path), own.image_size)
+        return columns.images(_listed(found, own.images, path), own.image_size)
     if own.features is not None:
         _check_features(own.features, target)
     if kind == "texts":
@@ -364,7 +364,7 @@ def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind)
     parts = {name: _column(found, name, "features", path) for name in names}
     if not parts:
         raise DataError(
-            f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {_known(found)}"
+            f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {', '.join(found)}"
         )
     checked = [
         numbers_of(part, f"`task.data.features`: {name!r} of {str(path)!r}")
@@ -394,24 +394,16 @@ def _check_features(given: tuple[str, ...], target: str | None) -> None:
         )
 
 
-def _known(found: Columns) -> str:
-    """The names of the columns, for a message."""
-    names = list(found)
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-
-
 def _column(found: Columns, name: str, key: str, path: Path) -> Array:
     """The column that `task.data.<key>` names."""
     who = f"`task.data.{key}`: {str(path)!r}"
-    column = column_of(found, name, who, f"it has {_known(found)}")
+    column = column_of(found, name, who, f"it has {', '.join(found)}")
     if column.ndim == 0 or not column.size:
-        what = "is a single value" if column.ndim == 0 else f"is empty, of shape {column.shape}"
         raise DataError(
-            f"`task.data.{key}`: {name!r} of {str(path)!r} {what}; a column has one row per example, name the columns "
-            "to use"
+            f"{who} has {name!r} of shape {column.shape}; a column has one row per example, name the columns to use"
         )
     if column.dtype.kind == "O" or (key in ("client", "test_column", "images") and column.ndim > 1):
         raise DataError(
-            f"`task.data.{key}`: {name!r} of {str(path)!r} has lists or tables; name a column with one value per row"
+            f"{who} has lists or tables in {name!r}; name a column with one value per row"
         )
     return column

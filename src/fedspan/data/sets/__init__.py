@@ -18,8 +18,7 @@ from fedspan.core.errors import DataError, one_line, one_of
 from fedspan.core.files import remove
 from fedspan.data import store
 from fedspan.data.columns import UNREADABLE
-from fedspan.data.download import File, Seen, by_hand, download
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, File, Seen, by_hand, download
 
 SHIPPED = Path(__file__).parents[1] / "shipped"  # files that come with fedspan
 SYSTEM = Path("/usr/share/datasets")  # of Debian's packages, such as dataset-fashion-mnist

@@ -10,9 +10,8 @@ import numpy as np
 from fedspan.core.errors import DataError
 from fedspan.data.archives import hub_images, idx
 from fedspan.data.columns import Columns
-from fedspan.data.download import files_of
 from fedspan.data.sets import DataSet, Files, Splits
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, files_of
 
 WRITER = 2  # the column of the extended labels
 
