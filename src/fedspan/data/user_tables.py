@@ -293,16 +293,16 @@ def _load(own: OwnData, _digest: str, kind: Kind) -> tuple[Array, Array, Any, An
     """
     x, goal, owner, marked = _table(own, own.path, kind)
     if own.test_path is not None:
-        test_x, test_goal, _, _ = _table(own, own.test_path, kind)
-        for train, test in ((x, test_x), (goal, test_goal)):
-            if train.shape[1:] != test.shape[1:]:
-                raise DataError(
-                    f"`task.data`: {own.path!r} and {own.test_path!r} have examples of different shape, "
-                    f"{train.shape[1:]} and {test.shape[1:]}"
-                )
+        test_x, test_goal, *_ = _table(own, own.test_path, kind)
         marked = np.repeat([False, True], [len(goal), len(test_goal)])
         owner = None if owner is None else np.append(owner, owner[:1].repeat(len(test_goal)))
-        x, goal = np.concatenate([x, test_x]), np.concatenate([goal, test_goal])
+        shapes = x.shape[1:], test_x.shape[1:]
+        try:
+            x, goal = np.concatenate([x, test_x]), np.concatenate([goal, test_goal])
+        except ValueError:
+            raise DataError(
+                f"`task.data`: {own.path!r} and {own.test_path!r} have examples of different shapes, {shapes}"
+            ) from None
     if kind == "numbers":
         return x, numbers_of(goal, TARGET), owner, marked, []
     check_classes(goal, TARGET)

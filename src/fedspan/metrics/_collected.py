@@ -197,13 +197,16 @@ def by_class(outputs: Tensor, targets: Tensor) -> bool:
     return outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1
 
 
-def numbers(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs and targets of a metric of numbers, of which there are as many, in float64."""
+def fitting(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return outputs in the shape of the targets, of which there are as many."""
     if outputs.numel() != targets.numel():
-        raise SpecError(
-            f"a metric of numbers needs one output per target, got {shapes(outputs, targets)}"
-        )
-    return outputs.double().reshape(targets.shape), targets.double()
+        raise SpecError(f"the metric needs one output per target, got {shapes(outputs, targets)}")
+    return outputs.reshape(targets.shape)
+
+
+def numbers(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and targets of a metric of numbers, in float64."""
+    return fitting(outputs, targets).double(), targets.double()
 
 
 def without_column(targets: Tensor) -> Tensor:
@@ -213,16 +216,12 @@ def without_column(targets: Tensor) -> Tensor:
 
 def one_score(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return one score per target, in the shape of the targets."""
-    if outputs.numel() != targets.numel():
-        raise SpecError(
-            f"targets must be class numbers or 0 and 1 for each output, got {shapes(outputs, targets)}"
-        )
-    outside = targets[(targets < 0) | (targets > 1)]
+    scores, outside = fitting(outputs, targets), targets[(targets < 0) | (targets > 1)]
     if len(outside):
         raise SpecError(
             f"with one output per target, targets must be 0 or 1, got {outside[0].item():g}"
         )
-    return outputs.reshape(targets.shape)
+    return scores
 
 
 def shapes(outputs: Tensor, targets: Tensor) -> str:

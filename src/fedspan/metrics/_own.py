@@ -52,7 +52,7 @@ def _fresh(given: Any) -> Metric:
     if isinstance(given, str):
         named: Metric = tables.build("metric", given, "metrics")
         return named
-    if isinstance(given, type) and issubclass(given, (Metric, *_torchmetrics())):
+    if isinstance(given, type) and issubclass(given, (Metric, _torchmetrics())):
         try:
             given = given()
         except (TypeError, ValueError) as error:
@@ -68,10 +68,9 @@ def _fresh(given: Any) -> Metric:
     )
 
 
-def _torchmetrics() -> tuple[type, ...]:
+def _torchmetrics() -> Any:
     """Return the base class of torchmetrics, if anybody has imported it."""
-    library = sys.modules.get("torchmetrics")
-    return () if library is None else (library.Metric,)
+    return getattr(sys.modules.get("torchmetrics"), "Metric", ())
 
 
 class Own(Collected):
@@ -119,8 +118,7 @@ def _arguments(function: Any) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [one.name for one in parameters if one.kind in by_place]
+    return [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
 
 
 def _for_sklearn(
