@@ -190,12 +190,10 @@ def _archive(name: str, shape: tuple[int, ...], path: Path) -> Splits:
             x = _strips(found, part) if strips else found[f"{part}_x"]
             y = found[f"{part}_fine" if strips else f"{part}_y"]
             owner = found.get(f"{part}_writer")
-            kinds = [(one.shape, one.dtype.kind) for one in (y, owner) if one is not None]
-            count = len(x)
-            if x.dtype != np.uint8 or x.shape != (count, *shape) or not count:
-                raise DataError(f"{part}_x has {x.dtype} {x.shape}")
-            if any(one not in (((count,), "i"), ((count,), "u")) for one in kinds):
-                raise DataError(f"{count} images of {part} have labels or writers of {kinds}")
+            fit = len(x) and x.dtype == np.uint8 and x.shape[1:] == shape
+            for one in (y, y if owner is None else owner):
+                if not fit or one.shape != x.shape[:1] or one.dtype.kind not in "iu":
+                    raise DataError(f"{part}_x has {x.dtype} {x.shape} for {one.dtype} {one.shape}")
             splits.append(Split(x, y.astype(np.int64), owner))
     return splits[0], splits[1]
 

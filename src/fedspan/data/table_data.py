@@ -172,7 +172,10 @@ def read_clients(clients: Any, client: str | None = None) -> dict[str, Columns]:
     if isinstance(clients, Mapping) and clients and client is None:
         return {str(who): as_columns(table, str(who)) for who, table in clients.items()}
     if isinstance(clients, str | Path) and is_pattern(clients):
-        return {who: columns.read(file) for who, file in files_of(clients).items()}
+        files = files_of(clients)
+        if not files:
+            raise DataError(f"no file is named {str(clients)!r}; check the pattern")
+        return {who: columns.read(file) for who, file in files.items()}
     if client is None:
         raise SpecError(
             "`client` is missing, the column of one table that says whose a row is; or give a dictionary of tables"
@@ -184,16 +187,9 @@ def read_clients(clients: Any, client: str | None = None) -> dict[str, Columns]:
     return {who: rows_of(table, np.flatnonzero(owner == who)) for who in np.unique(owner).tolist()}
 
 
-def files_of(pattern: str | Path, missing: bool = False) -> dict[str, Path]:
-    """Return the files that a pattern stands for, by the names of the clients: the files' names without endings.
-
-    Args:
-        pattern: Such as `hospitals/*.csv`.
-        missing: Whether there may be none.
-    """
+def files_of(pattern: str | Path) -> dict[str, Path]:
+    """Return the files that a pattern such as `hospitals/*.csv` stands for, by the clients: names without endings."""
     files = sorted(map(Path, glob.glob(str(pattern), recursive=True)))
-    if not files and not missing:
-        raise DataError(f"no file is named {str(pattern)!r}; check the pattern")
     found = {file.name.partition(".")[0]: file for file in files}
     if len(found) < len(files):
         raise DataError(f"two files of {str(pattern)!r} have the same name; give a dictionary")
@@ -202,7 +198,7 @@ def files_of(pattern: str | Path, missing: bool = False) -> dict[str, Path]:
 
 def is_pattern(path: str | Path) -> bool:
     """Return whether a path stands for several files."""
-    return any(mark in str(path) for mark in "*?[")
+    return glob.has_magic(str(path))
 
 
 def as_columns(rows: Any, who: str) -> Columns:

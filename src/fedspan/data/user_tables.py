@@ -103,7 +103,7 @@ class OwnData(Features):
         paths: list[str | Path] = [self.path]
         if is_pattern(self.path):  # on a client's own machine the other files are not there
             here = self.own_file is None
-            paths = [*files_of(self.path, missing=True).values()] if here else []
+            paths = [*files_of(self.path).values()] if here else []
         if self.test_path is not None:
             paths.append(self.test_path)
         found = []
