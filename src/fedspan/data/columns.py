@@ -192,15 +192,13 @@ def _parquet(path: Path) -> Columns:
     needs("parquet", "pyarrow")
     from pyarrow import parquet
 
-    table = parquet.read_table(path)
-    return {name: _values(table.column(name).to_pylist()) for name in table.column_names}
+    return {name: _values(cells) for name, cells in parquet.read_table(path).to_pydict().items()}
 
 
 def _text(path: Path) -> Any:
     """A text file, packed or not; a byte order mark is skipped."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    return opened(path, "rt", encoding="utf-8-sig", newline="")
 
 
 READERS: dict[str, Callable[[Path], Columns]] = {

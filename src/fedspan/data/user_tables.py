@@ -117,7 +117,7 @@ class OwnData(Features):
     def divide(self, kind: Kind, partition: Partition, seed: int) -> Division:
         """Read the files and divide their examples among clients."""
         x, y, owner, marked, classes = _load(self, self.digest(), kind)
-        parts, held, rest, names = self._dealt(y, owner, marked, bool(classes), partition, seed)
+        parts, held, rest, names = self._dealt(y, owner, marked, kind, partition, seed)
         test = np.sort(np.concatenate([*held, rest]))
         train = np.sort(np.concatenate(parts))
         return Division(
@@ -153,7 +153,7 @@ class OwnData(Features):
             None if one[0] is None else np.concatenate(one)
             for one in ([*goals.values()], owners, marks)
         )
-        parts, held, rest, who = self._dealt(y, owner, marked, bool(classes), partition, seed)
+        parts, held, rest, who = self._dealt(y, owner, marked, kind, partition, seed)
 
         def taken(client: str, rows: Indices) -> Columns:
             file = client if client in files else ""
@@ -232,7 +232,7 @@ class OwnData(Features):
         return shared_out(rows, share, seed, client)
 
     def _dealt(
-        self, y: Any, owner: Any, marked: Any, classes: bool, partition: Partition, seed: int
+        self, y: Any, owner: Any, marked: Any, kind: Kind, partition: Partition, seed: int
     ) -> tuple[list[Indices], list[Indices], Indices, list[str]]:
         """Return each client's rows for training and for tests, the test rows of no client, and the clients' names."""
         natural = isinstance(partition, Natural)
@@ -240,7 +240,7 @@ class OwnData(Features):
             raise SpecError(
                 "`task.data.client` is missing, the column that says whose a row is; or use another `partition`"
             )
-        if not classes and isinstance(partition, Dirichlet | Classes):
+        if kind == "numbers" and isinstance(partition, Dirichlet | Classes):
             raise SpecError(
                 "`task.partition` divides classes, but the target is a number; use iid, quantity or natural"
             )
