@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedspan.core.errors import DataError, SpecError, at_least, at_most, below_one, path_of
+from fedspan.core.errors import DataError, SpecError, at_least, at_most, below_one, items, path_of
 from fedspan.core.partition import Indices, Partition
 from fedspan.core.spec import PATHS
 from fedspan.core.tables import describe
@@ -81,6 +81,7 @@ class OwnData(Features):
             at_least("image_size", self.image_size, 1)
             at_most("image_size", self.image_size, MOST_PIXELS)
         if self.features is not None:
+            object.__setattr__(self, "features", items("features", self.features))
             _check_features(self.features, self.target)
         if not self.tabular and self.standardize == "client":
             raise SpecError('`standardize` "client" is for tables; use "pooled" or "none"')
