@@ -205,8 +205,8 @@ def test_a_masked_array_without_masked_values_is_data() -> None:
         (np.array([1.0, np.nan]), "nan in place 1"),
         (["a", None], "None in place 1"),
         (["a", float("nan")], "nan in place 1"),
-        ([1, "a"], "1 and 'a' in place 1"),
-        (np.array(["a", 1], object), "'a' and 1 in place 1"),
+        ([1, "a"], "1 and has 'a' in place 1"),
+        (np.array(["a", 1], object), "'a' and has 1 in place 1"),
     ],
 )
 def test_groups_without_a_name(groups: Any, word: str) -> None:
