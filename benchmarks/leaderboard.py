@@ -59,12 +59,13 @@ HEAD = """\
 # Leaderboard
 
 Every registered method on one task after the other, tuned with equal effort: each over the same
-learning rates, its other settings at their defaults, by the training or validation loss and never by
-a result on the test set. 3 seeds each, with a partition and an order of the data of their own. Results are read
-three times: after equal rounds, at equal uplink, and at equal bytes in both directions, each with the
-learning rate that is best there. A rank in bold: the seeds do not tell the method from the best one
-(95 % interval of the difference per seed, [comparing.md](comparing.md#the-verdict)). A number is a
-link to the settings of its run and to the command that makes the run again.
+learning rates, its other settings at their defaults, by the training or validation loss and never
+by a result on the test set. 3 seeds each, with a partition and an order of the data of their own.
+Results are read three times: after equal rounds, at equal uplink, and at equal bytes in both
+directions, each with the learning rate that is best there. A rank in bold: the seeds do not tell
+the method from the best one (95 % interval of the difference per seed,
+[comparing.md](comparing.md#the-verdict)). A number is a link to the settings of its run and to the
+command that makes the run again.
 
 This page is made by `python benchmarks/leaderboard.py --page` from `docs/results/leaderboard`.
 """
@@ -197,11 +198,9 @@ def ranked(part: Part, made: Sequence[Entry]) -> list[tuple[Entry, bool]]:
     return [(best, False), *((one, told_apart(part, best, one)) for one in others)]
 
 
-def page() -> str:
-    """Return docs/leaderboard.md, made of the committed results."""
-    there = {
-        task: results.load(COMMITTED / task) for task in names() if (COMMITTED / task).is_dir()
-    }
+def page(place: Path = COMMITTED) -> str:
+    """Return docs/leaderboard.md, made of the results in a folder."""
+    there = {task: results.load(place / task) for task in names() if (place / task).is_dir()}
     text = [HEAD]
     for task, found in there.items():
         link = f"results/leaderboard/{task}"

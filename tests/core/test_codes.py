@@ -66,15 +66,17 @@ def promised(compressor: Any, n: int, item: int = 4) -> int:
         case "randk":
             return item * compressor.kept(n)
         case "topk":
+            among = min(n, compressor.chunk or n)
             return item * compressor.kept(n) + math.ceil(
-                compressor.kept(n) * max(1, math.ceil(math.log2(n))) / 8
+                compressor.kept(n) * max(1, math.ceil(math.log2(among))) / 8
             )
         case "qsgd":
             return math.ceil(n * (1 + math.ceil(math.log2(compressor.levels + 1))) / 8) + scales
         case "natural":
             return math.ceil(n * compressor.bits / 8) + scales
         case "sign":
-            return math.ceil(n / 8) + scales
+            double = 2 if compressor.sizes == 2 else 1
+            return math.ceil(double * n / 8) + double * scales
         case "cast":
             return 2 * n + scales
         case _:

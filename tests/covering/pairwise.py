@@ -17,22 +17,32 @@ REMEDIES = 24  # that are tried with a level of the main factor
 
 
 def covering(
-    factors: Factors, main: str, fits: Fits, refuses: Refuses
+    factors: Factors, main: str, fits: Fits, refuses: Refuses, known: Sequence[Row] = ()
 ) -> Iterator[tuple[Row, str | None]]:
     """Yield (row, None) until all pairs of levels have met, and (pair, why) where nothing makes a pair run.
 
-    The words of a refusal lead on: what they name is added to a pair that is refused, and left out of a row.
+    The words of a refusal lead on: what they name is added to a pair that is refused, and left out of a row. Rows
+    that are known come first, without levels that are gone.
     """
     usable, used = (
         {name: list(levels) for name, levels in factors.items()},
         Counter[tuple[str, str]](),
     )
+    met = set[tuple[tuple[str, str], ...]]()
+    for old in known:
+        row = {name: old[name] for name in factors if old.get(name) in factors[name]}
+        if main in row and refuses(row) is None:
+            used.update(row.items())
+            met.update(itertools.combinations(row.items(), 2))
+            yield row, None
     for one in [(name, level) for name, levels in factors.items() for level in levels]:
+        if one in used:
+            continue
         seed, why = seeded(dict([one]), factors, main, fits, refuses, used)
         if why is not None:
             usable[one[0]].remove(one[1])
             yield seed, why
-    left = dict.fromkeys(pairs(usable, main, fits))
+    left = dict.fromkeys(pair for pair in pairs(usable, main, fits) if pair not in met)
     while left:
         pair = min(left, key=lambda pair: used[pair[0]] + used[pair[1]])
         row, why = seeded(dict(pair), usable, main, fits, refuses, used)

@@ -1,10 +1,14 @@
-"""The rows of the covering set on disk, a character for each setting; run as a program, makes them anew."""
+"""The rows of the covering set on disk, a character for each setting.
+
+Run as a program, it adds rows for what is new; with `--anew` it makes all of them.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import string
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,11 +61,7 @@ def _spread(rows: list[Row]) -> Iterator[Row]:
 
 if __name__ == "__main__":
     folder = Path(tempfile.mkdtemp())
-    write(
-        [
-            row
-            for row, why in covering(factors(), MAIN, fits, lambda row: checks.refusal(row, folder))
-            if why is None
-        ]
-    )
+    known = [] if "--anew" in sys.argv else read()[1]
+    found = covering(factors(), MAIN, fits, lambda row: checks.refusal(row, folder), known)
+    write([row for row, why in found if why is None])
     shutil.rmtree(folder)

@@ -20,7 +20,11 @@ from fedspan.data import sets, store
 from fedspan.data.sets import DataSet
 from support.served import Server, mnist, questions, served, serving
 
-DOWNLOADED = [name for name in sets.names() if sets.find(name).files and name != "tcga_brca"]
+DOWNLOADED = [
+    name
+    for name in sets.names()
+    if sets.find(name).files and name not in ("tcga_brca", "heart_disease")
+]
 
 
 @pytest.fixture

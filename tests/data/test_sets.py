@@ -302,6 +302,37 @@ def test_damaged_files_are_named_in_one_line(server: Server, name: str, damage: 
     assert f"run `fedspan data get {data}`" in str(told.value)
 
 
+def test_heart_patients(server: Server) -> None:
+    """Patients with a gap in a column that is kept are left out; the first category of a column has no feature."""
+    train, test = fedspan.data.heart_disease()
+    assert (len(train.x), len(test.x), train.x.shape[1]) == (486, 254, 13)
+    assert np.bincount(train.owner).tolist() == [199, 172, 30, 85]  # as in FLamby's paper
+    assert np.bincount(test.owner).tolist() == [104, 89, 16, 45]
+    found = sets.find("heart_disease")
+    rows = {
+        "cleveland": ["63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0"] * 303,
+        "hungarian": ["28,1,2,130,132,0,1,185,0,.5,?,?,?,1"] * 261,
+        "switzerland": ["32,1,3,95,0,?,0,127,0,.7,1,?,?,1"]
+        + ["32,1,3,95,0,0,0,127,0,.7,1,?,?,4"] * 46,
+        "va": ["63,1,4,140,260,0,1,112,1,3,2,?,?,2"] * 130,
+    }
+    files = {
+        f"heart_disease/processed.{name}.data": "\n".join(lines).encode()
+        for name, lines in rows.items()
+    }
+    served(server, "heart_disease", files)
+    for name, data in files.items():
+        (store.folder() / name).parent.mkdir(parents=True, exist_ok=True)
+        (store.folder() / name).write_bytes(data)
+    assert found.convert is not None
+    ((_, made),) = found.convert({name: store.folder() / name for name in files}, None).items()
+    assert made["x"].shape == (740, 13)
+    assert made["x"][0].tolist() == pytest.approx([63, 1, 145, 233, 1, 150, 0, 2.3, 0, 0, 0, 0, 1])
+    assert made["x"][303].tolist() == [28, 1, 130, 132, 0, 185, 0, 0.5, 1, 0, 0, 1, 0]
+    assert made["y"][[0, 303, 600]].tolist() == [0, 1, 1]
+    assert made["train"].sum() == 486
+
+
 def test_patients_of_flamby(server: Server) -> None:
     """The table and the split are in FLamby's format; patients without a fold are left out."""
     rows = [
@@ -334,7 +365,8 @@ def test_patients_of_flamby(server: Server) -> None:
     assert made["columns"].tolist() == ["age", "race, other"]
 
 
-def test_patients_that_come_with_fedspan_are_the_converted_ones() -> None:
-    found = sets.find("tcga_brca")
+@pytest.mark.parametrize("name", ["tcga_brca", "heart_disease"])
+def test_patients_that_come_with_fedspan_are_the_converted_ones(name: str) -> None:
+    found = sets.find(name)
     shipped = {name: store.read(sets.SHIPPED / name) for name in found.made}
     assert store.digest(shipped) == found.digest

@@ -111,7 +111,11 @@ def test_c_stays_the_mean_of_the_controls(weights: Any) -> None:
     for _ in range(1000):
         problem.steps = rng.integers(1, 9, 7)
         advance(loop, 1)
-    w = torch.full((7,), 1 / 7, dtype=torch.float64) if weights is None else torch.from_numpy(weights)
+    w = (
+        torch.full((7,), 1 / 7, dtype=torch.float64)
+        if weights is None
+        else torch.from_numpy(weights)
+    )
     c = (w.view(1, 7, 1) * simulator.clients().c).sum(1, keepdim=True)
     assert loop.server.c.norm() > 0.01
     assert (loop.server.c - c).norm() <= 1e-12 * loop.server.c.norm()
@@ -127,9 +131,8 @@ def error(name: str, rounds: int, cohort: int, lr: float, **settings: Any) -> fl
 
 def test_fedavg_stops_at_a_wrong_point() -> None:
     """Whatever the step size, the plain mean counts a client by its steps. FedNova comes nearer with smaller steps."""
-    plain = [error("fedavg", 1000, 20, lr, normalize=False) for lr in (2e-2, 4e-3)]
-    nova = [error("fednova", 1000, 20, lr) for lr in (2e-2, 4e-3)]
-    print(plain, nova)
+    plain = [error("fedavg", 1000, 20, lr, normalize=False) for lr in (2e-2, 2e-3)]
+    nova = [error("fednova", 1000, 20, lr) for lr in (2e-2, 2e-3)]
     assert min(plain) > 0.1
     assert nova[1] < nova[0] / 3 < plain[1] / 3
 
@@ -140,10 +143,9 @@ def test_fedavg_stops_at_a_wrong_point() -> None:
 )
 def test_controls_reach_the_optimum(name: str, rounds: int, settings: dict[str, Any]) -> None:
     found = error(name, rounds, 5, 0.01, **settings)
-    print(found)
     assert found < 1e-8
 
 
 def test_normalize_is_not_for_mean_gradients() -> None:
-    with pytest.raises(SpecError, match="`normalize` = false is for methods"):
+    with pytest.raises(SpecError, match=r"`method\.normalize` = false is for methods"):
         build("ssf", normalize=False)

@@ -19,7 +19,7 @@ def nothing() -> list[Array]:
     return [np.zeros((D, M)) for _ in range(N)]
 
 
-def flat(X: Array) -> list[float]:  # noqa: N803 (a matrix)
+def flat(X: Array) -> list[float]:
     """The flat order of the package: Xᵀ row by row."""
     return X.T.ravel().tolist()
 

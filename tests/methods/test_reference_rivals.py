@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from fedspan.core import seeds
 from support.reference import LR, STEPS, Array, D, M, N, Reference, Rows, compare
 
 Table = dict[str, Any]
@@ -81,6 +82,36 @@ class Rivals(Reference):
         if self.v is not None:
             self.v = np.where(self.v > 0, (1 - beta2) * g**2 + beta2 * self.v, g**2)
 
+    def tamuna(self, rows: Rows, P: Array) -> None:
+        """With the template as a matrix, and h_i as soon as x is known; both draws are the package's."""
+        clients, p = list(rows), 1 / STEPS
+        size = len(clients)
+        s = size if self.option["owners"] is None else min(self.option["owners"], size)
+        template = np.zeros((D * M, size))
+        for j in range(D * M):
+            for k in range(s):
+                template[j, (s * j + k) % size] = 1
+        columns = seeds.permute(seeds.keys((self.seed,), "template", self.t), size)[0]
+        length = STEPS
+        if self.option["steps"] == "random":  # smallest L with 1 − (1 − p)^L ≥ 1 − u
+            u = seeds.uniform(seeds.keys((self.seed,), "length", self.t), 1)[0, 0]
+            length = next(n for n in range(1, 1000) if (1 - p) ** n < u)
+        end, mask = {}, {}
+        for place, i in enumerate(clients):
+            y = self.x
+            for step in range(length):
+                y = y - LR * (self.grad(i, y, rows[i][step % STEPS]) - self.slope[i])
+            end[i], mask[i] = y, template[:, columns[place]].reshape(M, D).T
+        total = sum(self.w[i] * mask[i] * end[i] for i in clients)
+        self.x = total / sum(self.w[i] * mask[i] for i in clients)
+        eta = p * size * (s - 1) / (s * (size - 1))
+        for i in clients:
+            self.slope[i] = self.slope[i] + eta / LR * mask[i] * (self.x - end[i])
+        whole = sum(w * h for w, h in zip(self.w, self.slope, strict=True))
+        assert np.linalg.norm(whole) < 1e-12 * (1 + np.linalg.norm(self.slope))  # Σ w_i h_i = 0
+
+    scaffnew = tamuna
+
     def fedexp(self, rows: Rows, P: Array) -> None:
         change = self.plain(rows)
         sizes = self.mean({i: np.sum(delta**2) for i, delta in change.items()})
@@ -94,6 +125,8 @@ SPECS: list[Table] = [
     {"name": "fedvarp", "server_lr": 0.7},
     {"name": "fedexp", "extrapolate": True, "server_lr": 0.7},
     {"name": "fedexp"},
+    {"name": "tamuna", "owners": 2, "steps": "fixed"},
+    {"name": "scaffnew", "owners": None, "steps": "fixed"},
     {"name": "feddyn", "drift": {"alpha": 0.3}},
     {"name": "mimelite", "base": "momentum", "beta1": 0.8, "beta2": 0.9, "eps": 0.1},
     {
@@ -111,6 +144,12 @@ SPECS: list[Table] = [
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: "-".join(map(str, spec.values())))
 def test_each_method(tmp_path: Path, spec: Table) -> None:
     compare(tmp_path, spec, kind=Rivals)
+
+
+@pytest.mark.parametrize("name", ["tamuna", "scaffnew"])
+def test_random_numbers_of_steps(tmp_path: Path, name: str) -> None:
+    owners = 2 if name == "tamuna" else None
+    compare(tmp_path, {"name": name, "owners": owners, "steps": "random"}, kind=Rivals)
 
 
 @pytest.mark.parametrize("batch", ["full", 4])

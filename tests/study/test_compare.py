@@ -91,7 +91,9 @@ def test_it_is_shown_in_many_ways(made: fedspan.Comparison, tmp_path: Path) -> N
     assert html.unescape(" ".join(shown)) == made.verdict()  # one sentence per question
     pandas = pytest.importorskip("pandas")
     assert isinstance(made.to_pandas(), pandas.DataFrame)
-    with pytest.raises(SpecError, match="`x` must be one of round, seconds, total_bytes, up_bytes"):
+    with pytest.raises(
+        SpecError, match="`x` must be one of hours, round, seconds, total_bytes, up_bytes"
+    ):
         made.plot(x="bytes")
 
 

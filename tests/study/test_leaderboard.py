@@ -59,7 +59,7 @@ def test_every_registered_method_plays_or_is_left_out_with_a_reason(task: str) -
                 any(v.label == label for v in study.parts[0].variants)
                 or f"{label}, " in study.about
             )
-        assert {part.tune_by for part in study.parts} == {"training_loss"}
+        assert {part.tune_by for part in study.parts} == {"validation_loss"}
 
 
 def test_a_page_has_a_rank_and_a_link_for_every_number(made: Path) -> None:

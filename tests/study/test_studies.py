@@ -24,6 +24,9 @@ from fedspan.study.tuning import Runs
 QUIET = Console(quiet=True)
 ROOT = Path(__file__).parents[2]
 SCALES = {
+    "a9a": ["smoke", "full"],
+    "flamby-brca": ["smoke", "full"],
+    "flamby-heart": ["smoke", "full"],
     "mnist": ["smoke", "laptop"],
     "nlp": ["smoke", "laptop", "full"],
     "toy": ["smoke", "paper"],

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-OWN_STEP = ("fedsub", "powersgd", "mimelite", "tamuna", "scaffnew")  # boxes of their own, with `server_lr`
+OWN_STEP = (
+    "fedsub",
+    "powersgd",
+    "mimelite",
+    "tamuna",
+    "scaffnew",
+)  # boxes of their own, with `server_lr`
 ADAPTIVE = {"fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 FEEDBACK = ("ef", "qsparse", "doublesqueeze")
 BITS = {1: 2, 3: 3, 7: 4, 15: 5, 31: 6, 63: 7, 127: 8, 32767: 16}

@@ -40,7 +40,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"mu": 2.0, "server_lr": 0.5, "optimizer": ADAMW},
         {"momentum": 0.5, "schedule": "step", "milestones": [0.1, 0.3], "warmup": 3},
     ],
-    "fednova": [{}, {"server_lr": 0.7, "momentum": 0.5}],
+    "fednova": [{}, {"server_lr": 0.7, "momentum": 0.5}, {"optimizer": ADAMW}],
     "fedavgm": [
         {},
         {"server_momentum": 0.5, "server_lr": 0.7, "momentum": 0.5},
@@ -63,7 +63,11 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     ],
     "scaffnew": [{}, {"steps": "fixed", "schedule": "linear"}],
     "tamuna": [{}, {"owners": 3, "schedule": "cosine"}],
-    "fedexp": [{}, {"extrapolate": True, "server_lr": 0.5, "momentum": 0.5}],
+    "fedexp": [
+        {},
+        {"extrapolate": True, "server_lr": 0.5, "momentum": 0.5},
+        {"optimizer": ADAMW},
+    ],
     "fedadam": [{}, {"beta1": 0.5, "beta2": 0.9, "tau": 0.1, "server_lr": 0.1, "optimizer": ADAMW}],
     "fedyogi": [{}, {"optimizer": ADAMW}],
     "fedadagrad": [{}, {"beta1": 0.5, "optimizer": ADAMW}],
@@ -191,6 +195,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "fedsmu": [
         {"lr": 0.1, "server": {"name": "decay", "lr": 0.05, "decay": 0.1}},
         {"lr": 0.1, "momentum": 0.5, "uplink": {"name": "sign_momentum", "beta1": 0.5}},
+        {"optimizer": ADAMW},
     ],
     "sparseloco": [
         {"optimizer": ADAMW, "uplink": TWO_BITS},

@@ -13,7 +13,8 @@ def command(
     study: Annotated[
         str,
         typer.Argument(
-            help="The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes or control."
+            help="The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, a9a, "
+            "flamby-brca or flamby-heart."
         ),
     ],
     out: Out,
@@ -33,7 +34,9 @@ def command(
 ) -> None:
     """Regenerate a study: tables, figures and one page.
 
-    STUDY is toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes or control. Finished runs are kept.
+    STUDY is toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, a9a, flamby-brca
+    or flamby-heart.
+    Finished runs are kept.
     """
     from fedspan.cli._tables import console
     from fedspan.study import conduct

@@ -59,7 +59,9 @@ class Method(ABC):
     # whether the server adds up replies to follow a sum over the clients' states, such as c = mean c_i: such a sum is
     # exact under the plain mean only, and what a robust aggregator leaves out is missing for ever
     follows_states: ClassVar[bool] = False
-    own_steps: ClassVar[bool] = False  # whether clients may take different numbers of steps, `Round.steps`
+    own_steps: ClassVar[bool] = (
+        False  # whether clients may take different numbers of steps, `Round.steps`
+    )
 
     def without_tests(self) -> Self:
         """Return the method without what it measures to decide: for differential privacy, and for short trials."""

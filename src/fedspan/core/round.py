@@ -141,6 +141,4 @@ class Round:
         """The round with some places of the cohort only, the same in every run: those that replied."""
         weights, steps = (v if v is None else v[:, arrived] for v in (self.weights, self.steps))
         ids, last = self.ids.take(arrived, 1), self.last_round.take(arrived, 1)  # in memory's order
-        return replace(
-            self, ids=ids, last_round=last, weights=weights, steps=steps, schedule=None
-        )
+        return replace(self, ids=ids, last_round=last, weights=weights, steps=steps, schedule=None)

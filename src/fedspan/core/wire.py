@@ -93,6 +93,16 @@ def pick(message: Bundle, client: int, full: bool = False) -> Bundle:
     return Bundle(**cut)
 
 
+def of_clients(message: Bundle, places: npt.NDArray[np.int64]) -> Bundle:
+    """The message of a cohort with the parts of some of its clients; what all have in common stays."""
+    own = {
+        name: part[:, places]
+        for name, part in vars(message).items()
+        if isinstance(part, torch.Tensor) and part.shape[1] > 1
+    }
+    return message.replace(**own) if own else message
+
+
 def gather(messages: list[Bundle]) -> Bundle:
     """Return messages of single clients as the message of a cohort."""
     named = {name: [getattr(one, name) for one in messages] for name in vars(messages[0])}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedspan.data.datasets import cifar100_mini as cifar100_mini
     from fedspan.data.datasets import digits as digits
     from fedspan.data.datasets import fashion_mnist as fashion_mnist
+    from fedspan.data.datasets import heart_disease as heart_disease
     from fedspan.data.datasets import mnist as mnist
     from fedspan.data.datasets import tcga_brca as tcga_brca
 

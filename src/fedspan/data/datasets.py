@@ -134,10 +134,25 @@ def tcga_brca() -> Splits:
     Returns:
         The training and the test examples.
     """
-    (path,) = sets.paths("tcga_brca").values()
-    with sets.intact("tcga_brca"):
+    return _of_centers("tcga_brca", ("time", "event"))
+
+
+def heart_disease() -> Splits:
+    """Fed-Heart-Disease: 486 and 254 patients of four hospitals with 13 clinical features, and whether they are ill.
+
+    The owner is the hospital: 0 Cleveland, 1 Hungarian, 2 Switzerland, 3 Long Beach (V.A.).
+
+    Returns:
+        The training and the test examples.
+    """
+    return _of_centers("heart_disease", ("y",))
+
+
+def _of_centers(name: str, targets: tuple[str, ...]) -> Splits:
+    (path,) = sets.paths(name).values()
+    with sets.intact(name):
         found = store.read(path)
-        y = np.stack([found["time"], found["event"]], 1).astype(np.float32)
+        y = np.stack([found[one].astype(np.float32) for one in targets], 1)
         train, test = (
             Split(found["x"][part], y[part], found["center"][part])
             for part in (found["train"], ~found["train"])

@@ -14,10 +14,10 @@ Line 5' reads the SSF paper's box literally under client sampling. It breaks c =
 as well. A robust aggregator needs it: whatever the aggregator leaves out of a round, line 5' forgets and line 5 keeps.
 With full participation and the mean both are the same. Clients may have weights w_i; then c = Σ w_i c_i.
 
-With correction = "never" local steps leave out u; lines 2 to 5 stay the same, and P c is not sent. With correction = "tested" the server
-decides it by a test. v = P c_i − P c is what client i subtracts from its gradients. On some networks a client's
-deviation along v vanishes after its first step, and the constant correction pushes on for K − 1 steps. Clients measure
-this, and the server switches the correction of the local steps:
+With correction = "never" local steps leave out u; lines 2 to 5 stay the same, and P c is not sent. With
+correction = "tested" the server decides it by a test. v = P c_i − P c is what client i subtracts from its gradients. On
+some networks a client's deviation along v vanishes after its first step, and the constant correction pushes on for
+K − 1 steps. Clients measure this, and the server switches the correction of the local steps:
 
      6  h_i ← mean of P g_i over the steps 2 … K;  D_i ← ‖v‖² + ‖P ḡ_i − P c‖²
      7  n_i ← ⟨v, h_i − P c⟩ / D_i,  d_i ← ‖v‖² / D_i  in the reply, n_i cut to ±½; 0 while P c_i = 0
@@ -125,7 +125,12 @@ class Controls(Drift):
         return direction if off else First(direction, u)
 
     def reply(
-        self, work: Any, came: Vector, watched: Direction, client: Bundle, P: LinearMap,
+        self,
+        work: Any,
+        came: Vector,
+        watched: Direction,
+        client: Bundle,
+        P: LinearMap,
         steps: int | torch.Tensor,
     ) -> Parts:
         u, b, Pc = work
@@ -206,7 +211,11 @@ def corrects(switch: torch.Tensor, rnd: Round) -> Vector | int:
 
 
 def measured(
-    u: Vector, Pc: Vector, b: Vector | int, a: Vector, watched: Direction,
+    u: Vector,
+    Pc: Vector,
+    b: Vector | int,
+    a: Vector,
+    watched: Direction,
     steps: int | torch.Tensor,
 ) -> Vector:
     """Return (n_i, d_i) of a cohort, from u = −v, a_i = P ḡ_i − P c_i and the watched direction, P g_i − b v."""

@@ -28,7 +28,9 @@ from fedspan.core.projector import LinearMap
 class Dynamic(Drift):
     """A quadratic and a linear term, so that local minima agree with that of the mean loss."""
 
-    alpha: float = 0.1  # α: strength of the pull back; of the order of the smoothness of the loss or less
+    alpha: float = (
+        0.1  # α: strength of the pull back; of the order of the smoothness of the loss or less
+    )
 
     follows_states = True
     controls = ("h",)

@@ -202,7 +202,8 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         for place in range(rnd.ids.shape[1]):
             one = rnd.subset(np.array([place]))
             state = self.states.take(one.rows, one.ids.shape)
-            new, up, own = local_work(self.method, self.problem, state, down, buffers, one)
+            sent = wire.of_clients(down, np.array([place]))
+            new, up, own = local_work(self.method, self.problem, state, sent, buffers, one)
             if outliers := chain.screened(up, own, one, one_of_many=True):
                 out += self._undone(outliers, one)
                 continue
@@ -288,10 +289,11 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
                 self.simulate = how = "loop"
         if how == "loop" or self._pool is None:
             return one_by_one(self.states.take(rnd.rows, rnd.ids.shape), down, buffers, rnd)
-        parts = np.array_split(np.arange(cohort), len(self._pool))
-        shares = [rnd.subset(part) for part in parts if len(part)]
-        states = [self.states.take(share.rows, share.ids.shape) for share in shares]
-        tasks = [(own, down, buffers, one) for own, one in zip(states, shares, strict=True)]
+        tasks = []
+        for part in np.array_split(np.arange(cohort), min(cohort, len(self._pool))):
+            share = rnd.subset(part)
+            own = self.states.take(share.rows, share.ids.shape)
+            tasks.append((own, wire.of_clients(down, part), buffers, share))
         return _joined(self._pool.map(tasks))
 
     def close(self) -> None:
@@ -322,7 +324,8 @@ def _one_by_one(
     for place in range(rnd.ids.shape[1]):
         own = {name: part[:, place : place + 1] for name, part in vars(state).items()}
         one = rnd.subset(np.array([place]))
-        parts.append(local_work(method, problem, type(state)(**own), down, buffers, one))
+        sent = wire.of_clients(down, np.array([place]))
+        parts.append(local_work(method, problem, type(state)(**own), sent, buffers, one))
     return _joined(parts)
 
 

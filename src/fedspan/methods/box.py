@@ -71,7 +71,7 @@ class Box(LocalSteps):
     uplink: Uplink = Plain()  # how a client's vector is sent
     server: Server = Mean()  # what the server makes of the mean
     downlink: Downlink = FullModel()  # how x is sent
-    normalize: bool = True  # whether x moves by the mean direction of a step, times K̄ η_l
+    normalize: bool = True  # whether x moves by the mean direction of a step
     keeps_local = True
     own_steps = True
 

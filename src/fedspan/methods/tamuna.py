@@ -8,8 +8,8 @@
      6  h_i ← h_i + (η/η_l) q_i ∘ (x − y_i)              x of line 5;  Σ_i h_i = 0
         η = p |S|(s − 1)/(s(|S| − 1))
 
-q_i is the client's column of a template: row j has ones in the columns s j, …, s j + s − 1, modulo |S|. Columns are dealt
-to the clients anew in each round. All y_i agree in the end and h_i = ∇f_i(x) at the optimum, with any s ≥ 2.
+q_i is the client's column of a template: row j has ones in the columns s j, …, s j + s − 1, modulo |S|. Columns are
+dealt to the clients anew in each round. All y_i agree in the end and h_i = ∇f_i(x) at the optimum, with any s ≥ 2.
 
 Differences from the paper: a client is sent the x of line 5 when it next takes part, together with the one of that
 round: d values if it took part in the round before, 2d otherwise (there it is sent x where q_i = 1 at the end of its
@@ -78,7 +78,7 @@ class Tamuna(LocalSteps):
             end = self.local.descend(y, direction, lr, length - taken)[0]
             going = torch.tensor([own >= length for own in lengths]).view(-1, 1, 1)
             y, taken = torch.where(going, end, y), length  # 3
-        places, there = self._places(down.part, y.shape[-1])
+        places, there = self._places(down.part, y.shape[-1], rnd)
         v = torch.where(there, y.expand(*rnd.ids.shape, -1).gather(-1, places), 0.0)  # 4
         return self._sent(h, v, down.part, rnd), Bundle(v=v, part=down.part.expand(*v.shape[:2], 2))
 
@@ -86,7 +86,7 @@ class Tamuna(LocalSteps):
         return self._sent(self._correction(client, down.sync, rnd), up.v, up.part, rnd)
 
     def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
-        places, there = self._places(up.part, rnd.layout.size)
+        places, there = self._places(up.part, rnd.layout.size, rnd)
         w: Any = 1.0 if rnd.weights is None else rnd.weights
         own, places = w * there.to(up.v.dtype), places.flatten(1)
         total, share = (
@@ -101,7 +101,8 @@ class Tamuna(LocalSteps):
 
     def apply_entry(self, copy: Vector, entry: Any, rnd: Round) -> Vector:
         """Return x after the round, which is the entry itself."""
-        return entry
+        x: Vector = entry
+        return x
 
     def _pushed(self, server: Bundle, x: Vector, rnd: Round) -> Bundle:
         """Log x, and keep those of the clients' last rounds."""
@@ -116,11 +117,15 @@ class Tamuna(LocalSteps):
         u = seeds.uniform(seeds.keys(rnd.seeds, "length", rnd.t), 1)[:, 0]
         return [1 + int(math.log(one) / math.log1p(-1 / self.local_steps)) for one in u.tolist()]
 
-    def _places(self, part: torch.Tensor, d: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _places(self, part: torch.Tensor, d: int, rnd: Round) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the numbers of the values that each client sends, (runs, clients, n), and which of them exist."""
         column, cohort = part.long().split(1, -1)
         s = self._owners(cohort)
-        n = int(-(-s * d // cohort.clamp(min=1)).max())
+        if part.is_meta:  # no values: as many as clients of this round send
+            most = rnd.ids.shape[1]
+            n = -(-min(self.owners or most, most) * d // most)
+        else:
+            n = int(-(-s * d // cohort.clamp(min=1)).max())
         places = (column + cohort * torch.arange(n)) // s
         return places.clamp(max=d - 1), (places < d) & (cohort > 0)
 
@@ -129,7 +134,7 @@ class Tamuna(LocalSteps):
 
     def _spread(self, v: Vector, part: torch.Tensor, like: Vector, rnd: Round) -> Vector:
         """Return (η/η_l) q_i ∘ v_i as d values, from those that are sent."""
-        places, there = self._places(part, like.shape[-1])
+        places, there = self._places(part, like.shape[-1], rnd)
         cohort = part[..., 1:].to(v.dtype)
         s = self._owners(cohort)
         share = torch.where(cohort > s, cohort * (s - 1) / (s * (cohort - 1)), 1.0)
@@ -143,9 +148,10 @@ class Tamuna(LocalSteps):
 
     def _correction(self, client: Bundle, sync: ModelSync, rnd: Round) -> Vector:
         """Return h_i: line 6 of the round in which each client last took part, with the x of that round."""
-        h, part = client.h, client.part
+        h: Vector = client.h
+        part = client.part
         for t in np.unique(rnd.last_round[rnd.last_round >= 0]).tolist():
-            places, _ = self._places(part, h.shape[-1])
+            places, _ = self._places(part, h.shape[-1], rnd)
             x = sync.log.at(t).expand_as(h).gather(-1, places)
             then = torch.from_numpy(rnd.last_round == t).unsqueeze(-1)
             h = torch.where(then, h + self._spread(x, part, h, replace(rnd, t=t)), h)  # 6

@@ -377,8 +377,9 @@ class RemoteTransport:
         parts = vars(down).values()
         sizes = tuple(part.numel() for part in parts if isinstance(part, torch.Tensor))
         if sizes not in self._expected:
-            one = replace(rnd.subset(np.array([0])), overwrite=False)
-            _, up = self.method.client_step(self.first, down, Flat(), one)
+            place = np.array([0])
+            one = replace(rnd.subset(place), overwrite=False)
+            _, up = self.method.client_step(self.first, wire.of_clients(down, place), Flat(), one)
             arrays = wire.pack(up) | extra
             self._expected[sizes] = {name: array.to("meta") for name, array in arrays.items()}
         return self._expected[sizes]

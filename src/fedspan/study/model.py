@@ -118,7 +118,9 @@ class Part:
     budget: Budget | None = None  # None: all variants run for the base's rounds
     claims: list[list[str]] = field(default_factory=list)  # variants in a claimed order, best first
     within: float = 0.0  # distance that reproduces the published; 0: not judged
-    distance: Distance = "relative"  # what `within` is of: a share, the metric itself, or its logarithm
+    distance: Distance = (
+        "relative"  # what `within` is of: a share, the metric itself, or its logarithm
+    )
     tuned_in: str = ""  # "part.variant" whose chosen point every variant takes, in the same case
     figure: Table = field(default_factory=dict)  # x: axes or a grid's key; rows: those to draw
     objects: Table = field(default_factory=dict)  # settings of the base that no table can hold

@@ -313,9 +313,9 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         most = int(problem.steps.argmax())
         if problem.steps[most] > UNEVEN * np.median(problem.steps):
             raise SpecError(
-                f"{client_name(most, channel.names)} would take {problem.steps[most]:,} local steps, over {UNEVEN} times "
-                "the median: its number of examples, by which all clients' steps are scaled, may be wrong; check it, or "
-                "leave out `training.per_client`"
+                f"{client_name(most, channel.names)} would take {problem.steps[most]:,} local steps, over {UNEVEN} "
+                "times the median: its number of examples, by which all clients' steps are scaled, may be wrong; check "
+                "it, or leave out `training.per_client`"
             )
     names = channel.names
     if len(set(names)) < count:

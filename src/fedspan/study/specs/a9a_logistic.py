@@ -98,7 +98,7 @@ class Logistic(Problem):
         return float((np.logaddexp(0, z) - y * z).mean() + self.ridge / 2 * (point @ point))
 
     def examples(self, client: int) -> int:
-        return self.rows.shape[1]
+        return int(self.rows.shape[1])
 
     def cohort(self, rnd: Round) -> "LogisticObjective":
         return LogisticObjective(self, rnd)

@@ -25,6 +25,7 @@ class FlambyBrca(ModuleTask):
 
     def material(self, seed: int, dtype: torch.dtype) -> Material:
         train, test = tcga_brca()
+        assert train.owner is not None  # the patients' regions
         x, y = torch.from_numpy(train.x).to(dtype), torch.from_numpy(train.y).to(dtype)
         regions = natural(train.owner)
         batches = flamby_batches([len(rows) for rows in regions.values()], seed)
