@@ -204,7 +204,7 @@ def test_weights_that_cannot_be_used_are_named(more: dict[str, Any], words: str)
         ({"w": -1.0}, "weight in row 1 is -1"),
         ({"w": np.nan}, "weight in row 1 is nan"),
         ({"w": 0}, "all weights 'w' are 0"),
-        ({"w": "a"}, "are text"),
+        ({"w": "a"}, "'w' is 'a' in row 1, not a number"),
     ],
 )
 def test_weights_of_rows_that_cannot_be_used_are_named(change: dict[str, Any], words: str) -> None:

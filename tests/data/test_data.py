@@ -126,7 +126,7 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="run `fedspan data get mnist` first"):
         _datasets.load("mnist")
     with pytest.raises(
-        DataError, match=r"'cifar100_mini' is not in.*run `fedspan data get cifar100` first"
+        DataError, match=r"'cifar100_mini' is not here; run `fedspan data get cifar100` first"
     ):
         _datasets.load("cifar100_mini")
 

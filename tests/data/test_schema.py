@@ -17,9 +17,9 @@ from fedspan.data.schema import (
     agree,
     agreed,
     describe,
-    own_scale,
     scaled,
     sums,
+    with_scale,
 )
 from support.patients import TABLES
 
@@ -115,10 +115,22 @@ def test_an_unknown_category_has_no_feature_and_an_index_of_its_own():
 def test_each_client_may_have_its_own_scale():
     schema = agreed(TABLES, Features(features=("age",), standardize="client"))
     for who, table in TABLES.items():
-        x = schema.features(table, who, own_scale(schema, table, who))
+        x = with_scale(schema, {who: table}).features(table, who)
         assert abs(x.mean()) < 1e-6
         assert x.std() == pytest.approx(1)
     assert not math.isclose(schema.features(TABLES["h0"]).std(), 1)
+
+
+def test_a_client_with_a_few_of_the_values_decides_nothing_alone():
+    tables = {
+        "a": {"sort": ["t", "f"] * 9, "flag": [0, 1] * 9, "gone": ["no", "yes"] * 9},
+        "b": {"sort": ["u", "v"] * 9, "flag": ["yes", "no"] * 9, "gone": [""] * 18},
+        "c": {"sort": ["u", "v"] * 9, "flag": [""] * 18, "gone": [0, 1] * 9},
+    }
+    schema = agreed(tables, Features())
+    kinds = {column.name: column.kind for column in schema.columns}
+    assert kinds == {"sort": "category", "flag": "boolean", "gone": "boolean"}
+    assert schema.columns[0].categories == ("f", "t", "u", "v")
 
 
 @pytest.mark.parametrize(

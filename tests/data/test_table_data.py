@@ -104,15 +104,26 @@ def test_a_pipeline_has_the_preprocessing_inside():
     assert np.allclose(found.pipeline()(x).detach(), found.predict_proba(table), atol=1e-6)
 
 
+def test_names_of_classes_with_leading_zeros_stay_names():
+    data = tables({who: t.assign(ill=t.ward.map("0{}".format)) for who, t in TABLES.items()}, "ill")
+    assert data.classes == ["01", "02", "03", "04"]
+
+
+def test_the_row_of_a_missing_target_is_that_of_the_table():
+    gone = ILL | {"h1": ILL["h1"].assign(ill=["yes"] * 30 + [None] + ["no"] * 16)}
+    with pytest.raises(FedspanError, match="h1: the target 'ill' is empty in row 31"):
+        tables(gone, "ill")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"clients": ILL, "target": "il"}, "h0 has no column 'il' (did you mean 'ill'?)"),
         ({"clients": "nowhere/*.csv", "target": "ill"}, "no file is named 'nowhere/*.csv'"),
         ({"clients": pd.concat(ILL.values()), "target": "ill"}, "`client` is missing"),
-        ({"clients": ILL, "target": "ill", "scale": "x"}, "setting"),
+        ({"clients": ILL, "target": "ill", "scale": "x"}, "has no key 'scale'"),
         ({"clients": ILL, "target": "sex", "kind": "numbers"}, "is text"),
-        ({"clients": ILL, "target": "ill", "ignore": "id"}, "`ignore` must be a list"),
+        ({"clients": ILL, "target": "ill", "ignore": "id"}, ".ignore` must be a list"),
         ({"clients": {"a": 3}, "target": "ill"}, "a must be a table"),
         ({"clients": {w: t.assign(ill="no") for w, t in ILL.items()}, "target": "ill"}, "one class only, 'no'"),
     ],

@@ -53,6 +53,16 @@ def test_the_sum_of_clients_summaries_gives_the_metric_of_all_examples(name, kin
     assert max(alone) - min(alone) > 1e-3  # clients differ, and are not the pooled value
 
 
+@pytest.mark.parametrize("name", ["auroc", "average_precision"])
+def test_scores_that_are_not_finite_have_no_rank(name):
+    outputs, targets = parts("binary")[0]
+    outputs[3] = float("nan")
+    (one,) = chosen([name]).values()
+    one.update(outputs, targets)
+    assert one.compute() != one.compute()
+    assert type(one).pooled(one.summary()) != type(one).pooled(one.summary())
+
+
 def test_what_needs_the_examples_has_no_summary():
     def own(outputs, targets):
         return 1.0

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+import torch
 from typer.testing import CliRunner
 
 import fedspan
@@ -142,6 +143,15 @@ def test_columns_and_files_for_testing(tmp_path: Path) -> None:
         assert np.array_equal(a.x, b.x)
         assert np.array_equal(a.y, b.y)
     assert all(np.array_equal(a, b) for a, b in zip(one.parts, two.parts, strict=True))
+    tables = by_file.tables(0, torch.float64)  # type: ignore[attr-defined]
+    assert sum(len(part["train"][0]) for part in tables.values()) == 96, "none is held out besides"
+    assert len(tables.test[0]) == 24
+    write(
+        tmp_path / "test.csv",
+        {k: v[test] for k, v in (table | {"kind": np.full(120, "odd")}).items()},
+    )
+    with pytest.raises(FedspanError, match="has the class 'odd', which training does not have"):
+        by_file.tables(0, torch.float64)  # type: ignore[attr-defined]
 
 
 def test_standardized_by_the_training_rows_of_all_clients(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
-import math
+import itertools
 import pickletools
 import tarfile
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fedspan.core.errors import DataError, one_line
+from fedspan.data.columns import Array, Columns
 
 PIXELS = 3 * 32 * 32
 LABELS = {
@@ -26,7 +26,6 @@ LABELS = {
     "cifar-100": ("fine_labels", 1, 2, 100),
 }  # name; its byte and how many, in binary; classes
 MOST = 1 << 28  # bytes that are unpacked of a file; the largest official one has 186 million
-Array = npt.NDArray[Any]
 TYPES = {0x08: ">u1", 0x0C: ">i4"}  # of IDX files
 
 
@@ -34,20 +33,18 @@ def idx(path: Path, most: int = MOST) -> Array:
     """A packed IDX file: two zero bytes, a type, the number of axes, their lengths, the values."""
     with gzip.open(path) as packed:
         raw = _unpacked(packed, path, most)
-    axes = raw[3] if len(raw) > 4 and raw[:2] == b"\0\0" and raw[2] in TYPES else 0
-    start = 4 + 4 * axes
-    if axes and len(raw) >= start:
-        shape = np.frombuffer(raw, ">i4", axes, 4).tolist()
-        kind = np.dtype(TYPES[raw[2]])
-        if min(shape) >= 0 and math.prod(shape) * kind.itemsize == len(raw) - start:
-            values = np.frombuffer(raw, kind, offset=start)
-            return values.reshape(shape).astype(kind.newbyteorder("="))
-    raise DataError(f"{str(path)!r} is not an IDX file of bytes or whole numbers")
+    try:
+        kind, axes = np.dtype(TYPES[raw[2]]), raw[3]
+        shape = np.frombuffer(raw, ">i4", axes, 4)
+        values = np.frombuffer(raw, kind, offset=4 + shape.nbytes)
+        return values.reshape(shape).astype(kind.newbyteorder("="))
+    except (LookupError, ValueError):
+        raise DataError(f"{str(path)!r} is not an IDX file of bytes or whole numbers") from None
 
 
-def hub_images(hub: Mapping[str, Mapping[str, Any]], image: str, label: str) -> dict[str, Array]:
+def hub_images(hub: Mapping[str, Mapping[str, Any]], image: str, label: str) -> Columns:
     """`train_x`, `train_y`, `test_x` and `test_y` of the columns that a hub gives."""
-    arrays: dict[str, Array] = {}
+    arrays: Columns = {}
     for part, columns in hub.items():
         arrays[f"{part}_x"] = np.stack([np.asarray(one, np.uint8) for one in columns[image]])
         arrays[f"{part}_y"] = np.asarray(columns[label], np.uint8)
@@ -75,21 +72,22 @@ def _unpacked(file: IO[bytes] | gzip.GzipFile, path: Path, most: int) -> bytes:
     return data
 
 
-def cifar(archive: Path, name: Literal["cifar-10", "cifar-100"]) -> dict[str, Array]:
+def cifar(archive: Path, name: Literal["cifar-10", "cifar-100"]) -> Columns:
     """`train_x`, `train_y`, `test_x` and `test_y` of an archive."""
     parts = {"train": ["train"], "test": ["test"]}
     if name == "cifar-10":
         parts = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
     suffix, read = (".bin", _binary) if "binary" in archive.name else ("", _python)
-    wanted = [f"{one}{suffix}" for names in parts.values() for one in names]
+    parts = {part: [one + suffix for one in names] for part, names in parts.items()}
+    wanted = {*itertools.chain(*parts.values())}
     found = members(archive, lambda path: path.name in wanted)
-    files = {path.name.removesuffix(suffix): data for path, data in found.items()}
-    arrays: dict[str, Array] = {}
+    files = {path.name: data for path, data in found.items()}
+    arrays: Columns = {}
     for part, names in parts.items():
         for one in names:
             if one not in files:
-                raise DataError(f"{str(archive)!r} has no file '{one}{suffix}'")
-        made = [read(files[one], name, f"{archive.name}/{one}{suffix}") for one in names]
+                raise DataError(f"{str(archive)!r} has no file {one!r}")
+        made = [read(files[one], name, f"{archive.name}/{one}") for one in names]
         flat = np.concatenate([pixels for pixels, _ in made])  # color by color
         images = flat.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         arrays[f"{part}_x"] = np.ascontiguousarray(images)

@@ -1,7 +1,7 @@
-"""Files of examples as named columns: .npz, .safetensors, .csv, .tsv, .jsonl and .parquet. Nothing is unpickled.
+"""Files of examples as named columns, and images as one array of bytes. Nothing is unpickled.
 
 A column is an array with one row per example. In text files a column of numbers becomes int64 or float64; an empty
-cell, "NA", "nan" or "null" among numbers becomes NaN. All other columns are text.
+cell, "NA", "nan", "null" or "?" among numbers becomes NaN. All other columns are text.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import gzip
 import json
 import os
 import struct
+import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from fedspan.core.digest import digest as core_digest
 from fedspan.core.digest import sha256
-from fedspan.core.errors import DataError, one_line
+from fedspan.core.errors import DataError, did_you_mean, one_line
 from fedspan.core.extras import needs
 
 Array = npt.NDArray[Any]
@@ -36,7 +38,8 @@ UNREADABLE = (
     csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError,
 )  # fmt: skip
 MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
-MISSING = ("", "na", "n/a", "nan", "null", "none")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+MISSING = ("", "?", "na", "n/a", "nan", "nat", "null", "none", "<na>")
 
 
 def read(path: Path) -> Columns:
@@ -55,38 +58,54 @@ def read(path: Path) -> Columns:
     try:
         columns = READERS[suffix](path)
     except UNREADABLE as error:
-        coded = isinstance(error, UnicodeDecodeError) and READERS[suffix] in (_csv, _tsv, _jsonl)
         raise DataError(
             f"`task.data`: {str(path)!r} cannot be read: {one_line(str(error) or type(error).__name__)}; "
-            f"write the file again{' as UTF-8' if coded else ''}"
+            f"write the file again{' as UTF-8' if isinstance(error, UnicodeDecodeError) else ''}"
         ) from None
     if not columns:
         raise DataError(f"`task.data`: {str(path)!r} is empty")
     return columns
 
 
-def digest(root: Path, files: Iterable[Path] | None = None, most: int = MOST_BYTES) -> str:
-    """A hash of a file, or of the names and bytes of several; of more than `most` bytes, of their sizes and times.
+def column_of(table: Mapping[str, Any], name: str, who: str, why: str) -> Array:
+    """Return a column of a table.
+
+    Args:
+        table: The columns by name.
+        name: The column.
+        who: Whose table it is, for the error if there is no such column.
+        why: What needs it, or what to do.
+    """
+    if name not in table:
+        raise DataError(f"{who} has no column {name!r}{did_you_mean(name, table)}; {why}")
+    return np.asarray(table[name])
+
+
+def first_row(mask: Any) -> int:
+    """Return the number of the first row that is marked, from 1."""
+    return int(np.argmax(mask)) + 1
+
+
+def digest(root: Path, files: Iterable[Path] | None = None) -> str:
+    """A hash of a file, or of the names and bytes of several; of more than MOST_BYTES, of their sizes and times.
 
     Args:
         root: The file, or the directory of all files.
         files: Files to hash; by default the file itself, or all in the directory.
-        most: Bytes of several files up to which all are read.
     """
     if files is None:
-        inside = (file for file in sorted(root.rglob("*")) if file.is_file())
-        files = inside if root.is_dir() else [root]
+        files = filter(Path.is_file, sorted(root.rglob("*"))) if root.is_dir() else [root]
     states = []
     for file in files:
         about = file.stat() if file.is_file() else None
         states.append((file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1))
-    return _digest_of(root, tuple(states), most)
+    large = len(states) > 1 and sum(size for *_, size in states) > MOST_BYTES
+    return _digest_of(root, tuple(states), large)
 
 
 @functools.lru_cache(maxsize=64)
-def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], most: int) -> str:
-    large = len(states) > 1 and sum(size for *_, size in states) > most
-    found: list[str] = []
+def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], large: bool) -> str:
+    found = []
     for file, changed, size in states:
         said = "missing" if size < 0 else changed if large else sha256(file)
         found.append(repr((os.path.relpath(file, root), size, said)))
@@ -95,36 +114,16 @@ def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], most: int)
 
 def read_npz(path: Path) -> Columns:
     """The arrays of an .npz; raises one of UNREADABLE."""
-    with (
-        path.open("rb") as file,
-        zipfile.ZipFile(file),
-    ):  # refuses what is no archive, such as a lone array
-        file.seek(0)
-        arrays = np.load(file, allow_pickle=False)
-        return {name: arrays[name] for name in arrays.files}
+    # a lone array is refused
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
-def _safetensors(path: Path) -> Columns:
-    import torch
-    from safetensors.torch import load_file
-
-    found = load_file(path)
-    return {
-        name: (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-        for name, value in found.items()
-    }
-
-
-def _csv(path: Path, delimiter: str = ",") -> Columns:
+def _csv(path: Path) -> Columns:
     rows: list[list[str]] = []
     with _text(path) as file:
-        lines = csv.reader(file, delimiter=delimiter)
+        lines = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
         names = [name.strip() for name in next(lines, [])]
-        for other in ",;\t|":
-            if len(names) == 1 and other in names[0]:
-                raise DataError(
-                    f"`task.data`: {str(path)!r} separates columns by {other!r}; write it again with {delimiter!r}"
-                )
         if len(set(names)) < len(names):
             raise DataError(f"`task.data`: {str(path)!r} has two columns of one name")
         for row in filter(None, lines):
@@ -140,19 +139,19 @@ def _csv(path: Path, delimiter: str = ",") -> Columns:
     return {name: typed([cell.strip() for cell in cells]) for name, cells in columns}
 
 
-def _tsv(path: Path) -> Columns:
-    return _csv(path, "\t")
-
-
-def is_plain(cell: str) -> bool:
-    """Whether a cell may be a number: Python would also read 1_000 and digits of other scripts, and no other reader."""
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a number; Python would also read 1_000 and digits of other scripts."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
     return cell.isascii() and "_" not in cell
 
 
 def typed(cells: Sequence[str]) -> Array:
     """Cells of text as whole numbers, else as numbers, else as text."""
-    text = np.array(cells)
-    if is_plain("".join(cells)):
+    text, joined = np.array(cells), "".join(cells)
+    if joined.isascii() and "_" not in joined:
         with contextlib.suppress(ValueError):
             return text.astype(np.int64)
         with contextlib.suppress(ValueError):
@@ -167,16 +166,12 @@ def read_rows(path: Path) -> list[Any]:
         return [json.loads(line) for line in file if line.strip()]
 
 
-def _jsonl(path: Path) -> Columns:
-    rows = read_rows(path)
+def of_rows(rows: list[Any], who: str) -> Columns:
+    """Return columns from a dictionary for each row."""
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise DataError(f"`task.data`: line {number} of {str(path)!r} is no JSON object")
-        if row.keys() != rows[0].keys():
-            raise DataError(
-                f"`task.data`: {str(path)!r} has other keys in line {number} than in line 1"
-            )
-    return {name: _values([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+        if not isinstance(row, Mapping) or row.keys() != rows[0].keys():
+            raise DataError(f"row {number} of {who} is no object with the keys of row 1")
+    return {str(name): _values([row[name] for row in rows]) for name in (rows[0] if rows else ())}
 
 
 def _values(values: list[Any]) -> Array:
@@ -189,28 +184,77 @@ def _values(values: list[Any]) -> Array:
     return found
 
 
+def _jsonl(path: Path) -> Columns:
+    return of_rows(read_rows(path), f"`task.data` {str(path)!r}")
+
+
 def _parquet(path: Path) -> Columns:
     needs("parquet", "pyarrow")
     from pyarrow import parquet
 
-    table = parquet.read_table(path)
-    return {name: _values(table.column(name).to_pylist()) for name in table.column_names}
+    return {name: _values(cells) for name, cells in parquet.read_table(path).to_pydict().items()}
 
 
 def _text(path: Path) -> Any:
     """A text file, packed or not; a byte order mark is skipped."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    return opened(path, "rt", encoding="utf-8-sig", newline="")
 
 
 READERS: dict[str, Callable[[Path], Columns]] = {
     ".npz": read_npz,
-    ".safetensors": _safetensors,
+    ".safetensors": load_file,
     ".csv": _csv,
     ".csv.gz": _csv,
-    ".tsv": _tsv,
+    ".tsv": _csv,
     ".jsonl": _jsonl,
     ".jsonl.gz": _jsonl,
     ".parquet": _parquet,
 }
+
+
+# --- Images ---
+
+
+def class_files(root: Path) -> tuple[list[Path], list[str]]:
+    """The images below a directory, and the sub-directory that each is in: its class."""
+    files = [file for file in sorted(root.glob("[!.]*/**/*")) if file.suffix.lower() in SUFFIXES]
+    if not files:
+        raise DataError(
+            f"`task.data`: {str(root)!r} has no images; it needs a sub-directory of images for each class"
+        )
+    return files, [file.relative_to(root).parts[0] for file in files]
+
+
+def images(files: Sequence[Path], size: int | None = None) -> Array:
+    """Images as (n, height, width) where all are gray, else (n, height, width, 3); `size` makes them square."""
+    needs("vision", "PIL")
+    from PIL import Image
+
+    found: list[Array] = []
+    for file in files:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                image = Image.open(file)
+            with image:
+                if image.mode[0] in "IF":  # converting them would clip the pixels to 255
+                    raise DataError(
+                        f"`task.data`: the image {str(file)!r} has pixels of more than 8 bits (mode {image.mode!r}); "
+                        "save it with 8 bits per channel"
+                    )
+                plain = image.convert("L" if image.mode in ("1", "L") else "RGB")
+                found.append(np.asarray(plain if size is None else plain.resize((size, size))))
+        except (*UNREADABLE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise DataError(
+                f"`task.data`: the image {str(file)!r} cannot be read: {one_line(error)}"
+            ) from None
+        (height, width), first = found[-1].shape[:2], found[0].shape[:2]
+        if (height, width) != first:
+            raise DataError(
+                f"`task.data`: {str(file)!r} is {width} × {height}, but the images before it are {first[1]} × "
+                f"{first[0]}; set `image_size`"
+            )
+    if len({image.ndim for image in found}) > 1:
+        found = [image if image.ndim == 3 else np.stack([image] * 3, -1) for image in found]
+    return np.stack(found)

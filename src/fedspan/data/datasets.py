@@ -11,17 +11,15 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedspan.core.errors import SpecError, one_line, one_of, shown
+from fedspan.core.errors import DataError, SpecError, one_of, shown
 from fedspan.core.extras import needs
+from fedspan.core.partition import Indices
 from fedspan.data import sets, store
-from fedspan.data.columns import UNREADABLE
+from fedspan.data.columns import Array
 
-Array = npt.NDArray[Any]
 Splits = tuple["Split", "Split"]
 
 
@@ -31,12 +29,10 @@ class Split:
 
     x: Array  # inputs; images are bytes, (n, height, width[, 3])
     y: Array  # targets; usually the number of the class
-    owner: npt.NDArray[np.int64] | None = None  # who made each example, where it is known
+    owner: Indices | None = None  # who made each example, where it is known
 
 
-def first_examples(
-    labels: npt.NDArray[np.int64], classes: int | None, per_class: int | None
-) -> npt.NDArray[np.int64]:
+def first_examples(labels: Indices, classes: int | None, per_class: int | None) -> Indices:
     """The numbers of the first examples of the first classes, in the order of the file; None takes all."""
     names = np.unique(labels)
     if classes is not None and classes > len(names):
@@ -154,15 +150,13 @@ def heart_disease() -> Splits:
 
 def _of_centers(name: str, targets: tuple[str, ...]) -> Splits:
     (path,) = sets.paths(name).values()
-    found = _read(name, path)
-    try:
+    with sets.intact(name):
+        found = store.read(path)
         y = np.stack([found[one].astype(np.float32) for one in targets], 1)
         train, test = (
             Split(found["x"][part], y[part], found["center"][part])
             for part in (found["train"], ~found["train"])
         )
-    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise sets.find(name).damaged(one_line(error)) from None
     return train, test
 
 
@@ -183,15 +177,16 @@ def texts(name: str, part: str) -> Split:
 
 @functools.lru_cache(maxsize=8)
 def _texts(name: str, path: Path) -> Split:
-    rows = _read(name, path)
-    if not rows:
-        raise sets.find(name).damaged(f"{path.name} has no rows")
-    for number, row in enumerate(rows, 1):
-        label = row.get("label", 0) if isinstance(row, dict) else -1
-        if not isinstance(label, int) or label < 0 or not isinstance(row.get("text"), str):
-            raise sets.find(name).damaged(f"row {number} of {path.name} is {shown(row)}")
-    labels = [row.get("label", 0) for row in rows]
-    return Split(np.array([row["text"] for row in rows], object), np.array(labels, np.int64))
+    with sets.intact(name):
+        rows = store.read(path)
+        if not rows:
+            raise DataError(f"{path.name} has no rows")
+        for number, row in enumerate(rows, 1):
+            label = row.get("label", 0)
+            if not isinstance(label, int) or label < 0 or not isinstance(row["text"], str):
+                raise DataError(f"row {number} of {path.name} is {shown(row)}")
+        labels = [row.get("label", 0) for row in rows]
+        return Split(np.array([row["text"] for row in rows], object), np.array(labels, np.int64))
 
 
 def _images(name: str, shape: tuple[int, ...]) -> Splits:
@@ -202,44 +197,32 @@ def _images(name: str, shape: tuple[int, ...]) -> Splits:
 @functools.lru_cache(maxsize=8)
 def _archive(name: str, shape: tuple[int, ...], path: Path) -> Splits:
     """The images and labels of an .npz; images are as they are, or lossless WebP strips of 100 each."""
-    found, splits = _read(name, path), []
-    for part in ("train", "test"):
-        strips = f"{part}_webp" in found
-        y = found.get(f"{part}_fine" if strips else f"{part}_y", np.empty(()))
-        x = _strips(name, found, part) if strips else found.get(f"{part}_x", np.empty(()))
-        owner = found.get(f"{part}_writer", y)
-        if x.dtype != np.uint8 or x.shape[1:] != shape or not len(x):
-            raise sets.find(name).damaged(f"{part}_x has {x.dtype} {x.shape}")
-        for what, values in (("labels", y), ("writers", owner)):
-            if values.shape != x.shape[:1] or values.dtype.kind not in "iu":
-                raise sets.find(name).damaged(
-                    f"{len(x)} images of {part} have {what} of {values.dtype} {values.shape}"
-                )
-        splits.append(Split(x, y.astype(np.int64), found.get(f"{part}_writer")))
+    splits = []
+    with sets.intact(name):
+        found = store.read(path)
+        for part in ("train", "test"):
+            strips = f"{part}_webp" in found
+            x = _strips(found, part) if strips else found[f"{part}_x"]
+            y = found[f"{part}_fine" if strips else f"{part}_y"]
+            owner = found.get(f"{part}_writer")
+            fit = len(x) and x.dtype == np.uint8 and x.shape[1:] == shape
+            for one in (y, y if owner is None else owner):
+                if not fit or one.shape != x.shape[:1] or one.dtype.kind not in "iu":
+                    raise DataError(f"{part}_x has {x.dtype} {x.shape} for {one.dtype} {one.shape}")
+            splits.append(Split(x, y.astype(np.int64), owner))
     return splits[0], splits[1]
 
 
-def _strips(name: str, found: Mapping[str, Array], part: str) -> Array:
+def _strips(found: Mapping[str, Array], part: str) -> Array:
     needs("vision", "PIL")
     from PIL import Image
 
     data = found[f"{part}_webp"].tobytes()
-    try:
-        strips = [
-            np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB"))
-            for start, end in itertools.pairwise(found[f"{part}_offsets"].tolist())
-        ]
-        return np.concatenate(strips).reshape(-1, 32, 32, 3)
-    except (*UNREADABLE, Image.DecompressionBombError) as error:
-        raise sets.find(name).damaged(one_line(error)) from None
-
-
-def _read(name: str, path: Path) -> Any:
-    try:
-        return store.read(path)
-    except UNREADABLE as error:
-        why = one_line(str(error) or type(error).__name__)
-        raise sets.find(name).damaged(f"{path.name} cannot be read: {why}") from None
+    strips = [
+        np.asarray(Image.open(io.BytesIO(data[start:end])).convert("RGB"))
+        for start, end in itertools.pairwise(found[f"{part}_offsets"].tolist())
+    ]
+    return np.concatenate(strips).reshape(-1, 32, 32, 3)
 
 
 IMAGES: dict[str, Callable[[], Splits]] = {  # those of the `classification` task

@@ -7,7 +7,6 @@ with the partition of this name and the same seed gives its clients.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -119,21 +118,15 @@ def _parts(
         got = f"an array of shape {column.shape}"
     if column.ndim != 1 or not len(column):
         raise DataError(f"`{name}` must be a column with one entry per example, got {got}")
+    entries: Any = ()  # those that name a class or a group
     if isinstance(partition, Dirichlet | Classes | Natural):
         # NumPy turns [1, "a"] into text
-        entries: Any = given if isinstance(given, list | tuple) else column.tolist()
-        _check(entries, name)
-    return partition.split(column, int(seed), column)
-
-
-def _check(entries: Sequence[Any], name: str) -> None:
-    """Refuses a column of which not every entry names a class or a group."""
+        entries = given if isinstance(given, list | tuple) else column.tolist()
     for place, entry in enumerate(entries):
-        if entry is None or type(entry).__name__ in ("NAType", "NaTType") or entry != entry:
+        empty = entry is None or type(entry).__name__ in ("NAType", "NaTType") or entry != entry
+        if empty or isinstance(entry, str) != isinstance(entries[0], str):
             raise SpecError(
-                f"`{name}` has {entry!r} in place {place}; fill it or leave the example out"
+                f"`{name}` begins with {entries[0]!r} and has {entry!r} in place {place}; use text or numbers for all, "
+                "and leave out examples without"
             )
-        if isinstance(entry, str) != isinstance(entries[0], str):
-            raise SpecError(
-                f"`{name}` has {entries[0]!r} and {entry!r} in place {place}; use text or numbers for all"
-            )
+    return partition.split(column, int(seed), column)

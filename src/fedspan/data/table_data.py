@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import glob
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedspan.core import seeds
-from fedspan.core.errors import DataError, SpecError, below_one, did_you_mean, one_of, shown
+from fedspan.core.errors import DataError, SpecError, below_one, one_of, shown
+from fedspan.core.tables import make
 from fedspan.data import columns
-from fedspan.data.schema import Features, Schema, agreed, own_scale, texts
+from fedspan.data.columns import Array, Columns, column_of, first_row
+from fedspan.data.schema import Column, Features, Floats, Schema, agreed, numbers, texts, with_scale
 
-Array = npt.NDArray[Any]
 Pair = tuple[Tensor, ...]  # features, targets and, of training rows, weights if there are any
 
 
-class TableData(Mapping[str, dict[str, Pair]]):
+class TableData(dict[str, dict[str, Pair]]):
     """Clients' tables as tensors: a mapping of each client's name to its "train" and "test" part, for `fedspan.fit`.
 
     Attributes:
@@ -34,17 +36,16 @@ class TableData(Mapping[str, dict[str, Pair]]):
 
     def __init__(
         self,
-        train: Mapping[str, Mapping[str, Array]],
-        tests: Mapping[str, Mapping[str, Array]],
+        train: Mapping[str, Columns],
+        tests: Mapping[str, Columns],
         target: str,
         asked: Features,
-        *,
-        numbers: bool,
-        weight: str | None = None,
         others: Sequence[str] = (),
-        pooled: Mapping[str, Array] | None = None,
+        *,
+        classes: Sequence[Any],
+        weight: str | None = None,
+        pooled: Columns | None = None,
         schema: Schema | None = None,
-        classes: Sequence[Any] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Agree on the features of the clients' training rows, unless there is a schema.
@@ -54,37 +55,31 @@ class TableData(Mapping[str, dict[str, Pair]]):
             tests: Those of a client's rows that it is evaluated on.
             target: The column to predict.
             asked: How columns become features.
-            numbers: Whether the target is a number, and no class.
+            others: Columns that are no features, such as the target.
+            classes: The names of the classes; none if the target is a number.
             weight: The column with the weights of training rows.
-            others: Columns that are no features, besides the target.
             pooled: Rows of no client that are for tests.
             schema: What clients on several machines have agreed on.
-            classes: The same for the names of the classes.
             dtype: Of features and of targets that are numbers.
         """
         self.target, self.dtype, self.weight = target, dtype, weight
-        others = (target, *others, *filter(None, (weight,)))
         self.schema = agreed(train, asked, others) if schema is None else schema
-        self.classes: list[Any] = list(classes or ())
-        if not numbers and classes is None:
-            given = {who: table[target] for who, table in (*train.items(), *tests.items())}
-            self.classes = classes_of(given)
+        self.classes: list[Any] = [*classes]
         self.own: dict[str, Schema] = {}
-        if self.schema.standardize == "client":
-            self.own = {who: own_scale(self.schema, table, who) for who, table in train.items()}
-        self._parts: dict[str, dict[str, Pair]] = {}
         together: list[Pair] = []
         for who, table in train.items():
-            own = self.own.get(who)
-            self._parts[who] = {"train": self._pair(table, who, own)}
+            own = self.schema
+            if own.standardize == "client":
+                own = self.own[who] = with_scale(own, {who: table})
+            self[who] = {"train": self._pair(table, who, own)}
             if weight is not None:
                 weights = torch.from_numpy(_weights(table, weight, who)).to(dtype)
-                self._parts[who]["train"] += (weights,)
+                self[who]["train"] += (weights,)
             if who in tests and len(tests[who][target]):
-                self._parts[who]["test"] = self._pair(tests[who], who, own)
-                together.append(self._pair(tests[who], who))
+                self[who]["test"] = self._pair(tests[who], who, own)
+                together.append(self._pair(tests[who], who, self.schema))
         if pooled is not None:
-            together.append(self._pair(pooled, "the test set"))
+            together.append(self._pair(pooled, "the test set", self.schema))
         self.test: Pair | None = None
         if together:
             self.test = tuple(map(torch.cat, zip(*together, strict=True)))
@@ -99,22 +94,19 @@ class TableData(Mapping[str, dict[str, Pair]]):
         """How many outputs a model needs."""
         return len(self.classes) or 1
 
-    def _pair(self, table: Mapping[str, Array], who: str, own: Schema | None = None) -> Pair:
-        x = torch.from_numpy(self.schema.features(table, who, own)).to(self.dtype)
-        goal = table[self.target]
+    def _pair(self, table: Columns, who: str, schema: Schema) -> Pair:
+        x = torch.from_numpy(schema.features(table, who)).to(self.dtype)
+        goal = column_of(table, self.target, who, "`target` names it")
+        who = f"{who}: the target {self.target!r}"
         if not self.classes:
-            return x, torch.from_numpy(_numbers(goal, self.target, who)).to(self.dtype)
+            return x, torch.from_numpy(numbers_of(goal, who)).to(self.dtype)
+        names = class_names(goal, who).tolist()
         place = {str(name): number for number, name in enumerate(self.classes)}
-        return x, torch.tensor([place[name] for name in texts(goal).tolist()])
-
-    def __getitem__(self, who: str) -> dict[str, Pair]:
-        return self._parts[who]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
+        for name in {*names} - place.keys():
+            raise DataError(
+                f"{who} has the class {name!r}, which training does not have; remove it"
+            )
+        return x, torch.tensor([place[name] for name in names])
 
 
 def tables(
@@ -147,32 +139,24 @@ def tables(
     """
     below_one("test_share", test_share)
     found = read_clients(clients, client)
-    for key in ("features", "ignore", "categories"):
-        if isinstance(features.get(key), str):
-            raise SpecError(f"`{key}` must be a list of columns, got {shown(features[key])}")
-        if features.get(key) is not None:
-            features[key] = tuple(features[key])
-    try:
-        asked = Features(**features)
-    except TypeError:
-        wrong = next(key for key in features if key not in Features.__dataclass_fields__)
-        one_of("setting", wrong, sorted(Features.__dataclass_fields__))
-        raise
-    goals = [np.asarray(table[target]) for table in found.values() if target in table]
+    asked = make(Features, features, "tables")
+    goals = {
+        f"{who}: the target {target!r}": column_of(table, target, who, "`target` names it")
+        for who, table in found.items()
+    }
     if kind is None:
-        fractions = [g for g in goals if g.dtype.kind == "f" and (g != np.round(g)).any()]
-        kind = "numbers" if fractions else "classes"
+        whole = (
+            goal.dtype.kind != "f" or (goal == np.round(goal)).all() for goal in goals.values()
+        )
+        kind = "classes" if all(whole) else "numbers"
     one_of("kind", kind, ("classes", "numbers"))
+    classes = classes_of(goals, kind == "numbers")
     kept, held = {}, {}
     for number, (who, table) in enumerate(found.items()):
-        if target not in table:
-            hint = did_you_mean(target, set(table))
-            raise DataError(f"{who} has no column {target!r}{hint}; `target` names it")
         train, test = shared_out(np.arange(len(table[target])), test_share, seed, number)
         kept[who], held[who] = rows_of(table, train), rows_of(table, test)
-    others = [] if client is None else [client]
-    numbers = kind == "numbers"
-    return TableData(kept, held, target, asked, numbers=numbers, weight=weight, others=others)
+    others = [target, *filter(None, (client, weight))]
+    return TableData(kept, held, target, asked, others, classes=classes, weight=weight)
 
 
 def shared_out(rows: Array, share: float, seed: int, client: int) -> tuple[Array, Array]:
@@ -183,39 +167,29 @@ def shared_out(rows: Array, share: float, seed: int, client: int) -> tuple[Array
     return np.sort(drawn[count:]), np.sort(drawn[:count])
 
 
-def read_clients(clients: Any, client: str | None = None) -> dict[str, dict[str, Array]]:
+def read_clients(clients: Any, client: str | None = None) -> dict[str, Columns]:
     """Return each client's columns by name; see `tables`."""
     if isinstance(clients, Mapping) and clients and client is None:
         return {str(who): as_columns(table, str(who)) for who, table in clients.items()}
     if isinstance(clients, str | Path) and is_pattern(clients):
-        return {who: columns.read(file) for who, file in files_of(clients).items()}
+        files = files_of(clients)
+        if not files:
+            raise DataError(f"no file is named {str(clients)!r}; check the pattern")
+        return {who: columns.read(file) for who, file in files.items()}
     if client is None:
         raise SpecError(
             "`client` is missing, the column of one table that says whose a row is; or give a dictionary of tables"
         )
     table = as_columns(clients, "the table")
-    if client not in table:
-        hint = did_you_mean(client, set(table))
-        raise DataError(f"the table has no column {client!r}{hint}; `client` names it")
-    owner = texts(table[client])
-    if "" in owner:
-        row = owner.tolist().index("") + 1
-        raise DataError(f"`client`: {client!r} is empty in row {row}; fill it or drop the row")
+    owner = filled(
+        texts(column_of(table, client, "the table", "`client` names it")), f"`client`: {client!r}"
+    )
     return {who: rows_of(table, np.flatnonzero(owner == who)) for who in np.unique(owner).tolist()}
 
 
-def files_of(pattern: str | Path, missing: bool = False) -> dict[str, Path]:
-    """Return the files that a pattern stands for, by the names of the clients: the files' names without endings.
-
-    Args:
-        pattern: Such as `hospitals/*.csv`.
-        missing: Whether there may be none.
-    """
-    place = Path(pattern)
-    root = Path(place.anchor) if place.is_absolute() else Path()
-    files = sorted(root.glob(str(place.relative_to(root))))
-    if not files and not missing:
-        raise DataError(f"no file is named {str(pattern)!r}; check the pattern")
+def files_of(pattern: str | Path) -> dict[str, Path]:
+    """Return the files that a pattern such as `hospitals/*.csv` stands for, by the clients: names without endings."""
+    files = sorted(map(Path, glob.glob(str(pattern), recursive=True)))
     found = {file.name.partition(".")[0]: file for file in files}
     if len(found) < len(files):
         raise DataError(f"two files of {str(pattern)!r} have the same name; give a dictionary")
@@ -224,89 +198,100 @@ def files_of(pattern: str | Path, missing: bool = False) -> dict[str, Path]:
 
 def is_pattern(path: str | Path) -> bool:
     """Return whether a path stands for several files."""
-    return any(mark in str(path) for mark in "*?[")
+    return glob.has_magic(str(path))
 
 
-def as_columns(rows: Any, who: str) -> dict[str, Array]:
+def as_columns(rows: Any, who: str) -> Columns:
     """Return a table in any form as columns by name: a file, a DataFrame, an Arrow table, columns or a list of rows."""
     if isinstance(rows, str | Path):
         return columns.read(Path(rows))
     if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
-        for number, row in enumerate(rows):
-            if not isinstance(row, Mapping) or row.keys() != rows[0].keys():
-                raise DataError(f"row {number + 1} of {who} has other columns than row 1")
-        return {str(name): np.array([row[name] for row in rows]) for name in rows[0]}
-    if isinstance(rows, Mapping):
-        found = {str(name): np.asarray(cells) for name, cells in rows.items()}
-    elif hasattr(rows, "column_names") and hasattr(rows, "to_pydict"):  # Arrow
-        found = {name: np.asarray(cells) for name, cells in rows.to_pydict().items()}
-    elif hasattr(rows, "columns") and hasattr(rows, "to_numpy"):  # pandas
-        if len(set(rows.columns)) < len(rows.columns):
-            raise DataError(f"{who} has two columns of one name; rename one")
-        found = {str(name): rows[name].to_numpy() for name in rows.columns}
-    else:
+        return columns.of_rows(rows, who)
+    if hasattr(rows, "to_pydict"):  # Arrow
+        rows = rows.to_pydict()
+    if not isinstance(rows, Mapping) and not hasattr(rows, "to_numpy"):  # of a DataFrame
         raise DataError(f"{who} must be a table or a file, got {shown(rows)}")
+    names = list(getattr(rows, "columns", rows))
+    if len(set(names)) < len(names):
+        raise DataError(f"{who} has two columns of one name; rename one")
+    found = {str(name): np.asarray(rows[name]) for name in names}
     sizes = {name: len(cells) for name, cells in found.items() if cells.ndim}
     if len(sizes) < len(found) or len(set(sizes.values())) > 1:
         raise DataError(f"{who} has columns of different length: {sizes}")
     return found
 
 
-def rows_of(table: Mapping[str, Array], index: Array) -> dict[str, Array]:
+def rows_of(table: Columns, index: Array) -> Columns:
     """Return some rows of a table."""
     return {name: cells[index] for name, cells in table.items()}
 
 
-def union_of_classes(found: Iterable[Sequence[str]]) -> list[Any]:
+def union_of_classes(found: Iterable[Iterable[str]]) -> list[Any]:
     """Return the classes of several clients, sorted: names, or whole numbers."""
     names = {name for one in found for name in one}
     if len(names) < 2:
         raise DataError(f"`target` has one class only, {min(names, default='')!r}")
-    whole = all(name.lstrip("-").isdigit() for name in names)
+    whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in names)
     return sorted(map(int, names)) if whole else sorted(names)
 
 
-def classes_of(goals: Mapping[str, Array]) -> list[Any]:
-    """Return the classes of all clients' targets, sorted: names, or whole numbers."""
-    found: list[list[str]] = []
-    for who, goal in goals.items():
-        if goal.ndim != 1 or (goal.dtype.kind == "f" and (goal != np.round(goal)).any()):
-            raise DataError(
-                f"`target` of {who} has fractions or gaps; classes are names or whole numbers"
-            )
-        names = texts(goal)
-        if "" in names:
-            row = names.tolist().index("") + 1
-            raise DataError(f"{who}: the target is empty in row {row}; fill it or drop the row")
-        found.append(np.unique(names).tolist())
-    return union_of_classes(found)
+def classes_of(goals: Mapping[str, Array], are_numbers: bool) -> list[Any]:
+    """Return the classes of all targets, sorted: names, or whole numbers; none if the targets are numbers."""
+    if are_numbers:
+        for who, goal in goals.items():
+            numbers_of(goal, who)
+        return []
+    return union_of_classes({*class_names(goal, who).tolist()} for who, goal in goals.items())
 
 
-def _weights(table: Mapping[str, Array], weight: str, who: str) -> Array:
-    if weight not in table:
-        hint = did_you_mean(weight, set(table))
-        raise DataError(f"{who} has no column {weight!r}{hint}; `weight` names it")
+def class_names(goal: Array, who: str) -> Array:
+    """Return the names of classes as texts; `who` names the target, for errors."""
+    check_classes(goal, who)
+    return filled(texts(goal), who)
+
+
+def check_classes(goal: Array, who: str) -> None:
+    """Refuse targets that are no classes."""
+    fractions = goal.dtype.kind == "f" and (goal != np.round(goal)).any()
+    if fractions or goal.ndim != 1:
+        got = "floating-point numbers" if goal.ndim == 1 else f"an array of shape {goal.shape}"
+        raise DataError(
+            f"{who}: classes are whole numbers or names, got {got}; predict numbers, by the task 'tabular_regression' "
+            'or kind="numbers"'
+        )
+
+
+def filled(text: Array, who: str) -> Array:
+    """Return texts of which none may be empty."""
+    if (text == "").any():
+        raise DataError(f"{who} is empty in row {first_row(text == '')}; fill it or drop the row")
+    return text
+
+
+def numbers_of(goal: Array, who: str) -> Floats:
+    """Return targets as numbers, (rows, outputs)."""
     try:
-        found = table[weight].astype(np.float64)
-        good = np.isfinite(found) & (found >= 0)
-    except ValueError:
-        raise DataError(f"{who}: the weights {weight!r} are text; give numbers") from None
+        found = goal.reshape(len(goal), -1).astype(np.float64)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"{who} is text ({str(goal.flat[0])!r} in row 1), not numbers; name another column, or predict classes"
+        ) from None
+    if not np.isfinite(found).all():
+        row = first_row(~np.isfinite(found).all(1))
+        raise DataError(f"{who} has no number in row {row}; fill it or drop the row")
+    return found
+
+
+def _weights(table: Columns, weight: str, who: str) -> Array:
+    """Return the weights of rows."""
+    cells = column_of(table, weight, who, "`weight` names it")
+    found = numbers(cells, Column(weight, "number"), who)[:, 0]
+    good = np.isfinite(found) & (found >= 0)
     if not good.all():
-        row = int(np.flatnonzero(~good)[0]) + 1
+        row = first_row(~good)
         raise DataError(
             f"{who}: the weight in row {row} is {found[row - 1]:g}; weights are numbers of at least 0"
         )
     if not found.any():
         raise DataError(f"{who}: all weights {weight!r} are 0; leave the client out")
-    return found
-
-
-def _numbers(goal: Array, target: str, who: str) -> npt.NDArray[np.float64]:
-    try:
-        found = goal.reshape(len(goal), -1).astype(np.float64)
-    except ValueError:
-        raise DataError(f"{who}: the target {target!r} is text; use classes") from None
-    if not np.isfinite(found).all():
-        row = int(np.flatnonzero(~np.isfinite(found).all(1))[0]) + 1
-        raise DataError(f"{who}: the target {target!r} has no number in row {row}; drop the row")
     return found

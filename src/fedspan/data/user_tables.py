@@ -14,37 +14,33 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedspan.core.errors import (
-    DataError,
-    SpecError,
-    at_least,
-    below_one,
-    did_you_mean,
-    items,
-    path_of,
-)
+from fedspan.core.errors import DataError, SpecError, at_least, at_most, below_one, items, path_of
 from fedspan.core.partition import Indices, Partition
 from fedspan.core.spec import PATHS
 from fedspan.core.tables import describe
 from fedspan.core.task import Holdings
-from fedspan.data import columns, images
-from fedspan.data.columns import Array, Columns
+from fedspan.data import columns
+from fedspan.data.columns import Array, Columns, column_of, first_row
 from fedspan.data.datasets import Split
 from fedspan.data.partitions.classes import Classes
 from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.data.partitions.natural import Natural
-from fedspan.data.schema import Features, Schema
+from fedspan.data.schema import Features
 from fedspan.data.schema import describe as describe_columns
 from fedspan.data.table_data import (
     TableData,
+    check_classes,
+    classes_of,
     files_of,
+    filled,
     is_pattern,
+    numbers_of,
     read_clients,
     rows_of,
     shared_out,
 )
 
-TEST_SHARE = 0.2
+TARGET = "`task.data.target`"
 MOST_PIXELS = 4096
 Kind = Literal[
     "classes", "numbers", "texts"
@@ -70,7 +66,6 @@ class OwnData(Features):
     test_share: float | None = None  # of each client's rows; 0.2 by default, 0: no test set
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         path_of("path", self.path)
         if self.test_path is not None:
             path_of("test_path", self.test_path)
@@ -84,15 +79,11 @@ class OwnData(Features):
             below_one("test_share", self.test_share)
         if self.image_size is not None:
             at_least("image_size", self.image_size, 1)
-            if self.image_size > MOST_PIXELS:
-                raise SpecError(
-                    f"`image_size` must be at most {MOST_PIXELS} pixels, got {self.image_size}"
-                )
+            at_most("image_size", self.image_size, MOST_PIXELS)
         if self.features is not None:
             object.__setattr__(self, "features", items("features", self.features))
             _check_features(self.features, self.target)
-        arrays = self.images is not None or (not self.tabular and Path(self.path).suffix)
-        if arrays and self.standardize == "client":
+        if not self.tabular and self.standardize == "client":
             raise SpecError('`standardize` "client" is for tables; use "pooled" or "none"')
         if not self.tabular and self.weight is not None:
             raise SpecError("`weight` is for tables, and these examples are none; leave it out")
@@ -108,28 +99,26 @@ class OwnData(Features):
         given = describe(self, changed=True) | {"digest": self.digest()}
         return {key: value for key, value in given.items() if key not in PATHS}
 
-    def digest(self, most: int = columns.MOST_BYTES) -> str:
-        """A hash of the files, by which changed data is noticed.
-
-        Args:
-            most: Bytes up to which the contents of all images are hashed; above, their sizes and times of change.
-        """
-        found = []
-        paths = [self.path, *filter(None, (self.test_path,))]
+    def digest(self) -> str:
+        """A hash of the files, by which changed data is noticed."""
+        paths: list[str | Path] = [self.path]
         if is_pattern(self.path):  # on a client's own machine the other files are not there
-            there = {} if self.own_file is not None else files_of(self.path, missing=True)
-            paths[:1] = [str(path) for path in sorted(there.values())]
+            here = self.own_file is None
+            paths = [*files_of(self.path).values()] if here else []
+        if self.test_path is not None:
+            paths.append(self.test_path)
+        found = []
         for path in map(Path, paths):
-            found.append(columns.digest(path, most=most))
+            found.append(columns.digest(path))
             if self.images is not None and path.is_file():
-                listed = _listed(path, found[-1], self.images)
-                found.append(columns.digest(path.parent, listed, most=most))
+                listed = _listed(columns.read(path), self.images, path)
+                found.append(columns.digest(path.parent, listed))
         return "-".join(found)
 
     def divide(self, kind: Kind, partition: Partition, seed: int) -> Division:
         """Read the files and divide their examples among clients."""
         x, y, owner, marked, classes = _load(self, self.digest(), kind)
-        parts, held, rest, names = self._dealt(y, owner, marked, bool(classes), partition, seed)
+        parts, held, rest, names = self._dealt(y, owner, marked, kind, partition, seed)
         test = np.sort(np.concatenate([*held, rest]))
         train = np.sort(np.concatenate(parts))
         return Division(
@@ -140,76 +129,82 @@ class OwnData(Features):
             classes,
         )
 
-    def tables(
-        self,
-        kind: Kind,
-        partition: Partition,
-        seed: int,
-        dtype: torch.dtype,
-        schema: Schema | None = None,
-        classes: list[Any] | None = None,
-    ) -> TableData:
-        """Read tables, divide their rows among clients, and agree on features unless there is a schema."""
-        if is_pattern(self.path):
-            if not isinstance(partition, Natural) or self.client is not None:
-                raise SpecError(
-                    "`task.data.path` names a file for each client; leave out `partition` and `client`"
-                )
+    def tables(self, kind: Kind, partition: Partition, seed: int, dtype: torch.dtype) -> TableData:
+        """Read tables, divide their rows among clients, and agree on features."""
+        if not is_pattern(self.path):
+            files = {"": columns.read(Path(self.path))}
+        elif isinstance(partition, Natural) and self.client is None:
             files = read_clients(self.path)
         else:
-            files = {"": columns.read(Path(self.path))}
-        target = self.target or "y"
-        goals, owners, marks = [], [], []
+            raise SpecError(
+                "`task.data.path` names a file for each client; leave out `partition` and `client`"
+            )
+        goals, owners, marks = {}, [], []
         for name, found in files.items():
             path = Path(name or self.path)
-            if self.target is None and target not in found:
-                raise SpecError(
-                    f"`task.data.target` is missing, the column to predict; there are {_known(found)}"
-                )
-            goals.append(_column(found, target, "target", path))
-            describe_columns(
-                found, self, self.others, repr(str(path))
-            )  # refuses with the row of the file
-            if self.test_column is not None:
-                marks.append(_marks(_column(found, self.test_column, "test_column", path), self))
-            if name:
-                owners.append(np.repeat(name, len(goals[-1])))
-            elif self.client is not None:
-                owners.append(_owners(found, self.client, path))
-        kinds = {one.dtype.kind in "US" for one in goals}
-        goal = np.concatenate([one.astype(str) if len(kinds) > 1 else one for one in goals])
-        y, names = _targets(goal, kind)
-        parts, held, rest, who = self._dealt(
-            y,
-            np.concatenate(owners) if owners else None,
-            np.concatenate(marks) if marks else None,
-            bool(names),
-            partition,
-            seed,
+            # refused here with the row of the file
+            describe_columns(found, self, self.others, repr(str(path)))
+            goal, owner, marked = self.said(found, path)
+            goals[f"{TARGET} of {name!r}" if name else TARGET] = goal
+            owners.append(np.repeat(name, len(goal)) if name else owner)
+            marks.append(marked)
+        classes = classes_of(goals, kind == "numbers")
+        starts = dict(zip(files, np.cumsum([0, *map(len, goals.values())]), strict=False))
+        y, owner, marked = (
+            None if one[0] is None else np.concatenate(one)
+            for one in ([*goals.values()], owners, marks)
         )
-        starts = dict(zip(files, np.cumsum([0, *map(len, goals[:-1])]), strict=True))
+        parts, held, rest, who = self._dealt(y, owner, marked, kind, partition, seed)
 
         def taken(client: str, rows: Indices) -> Columns:
-            file = client if client in files else next(iter(files))
+            file = client if client in files else ""
             return rows_of(files[file], rows - starts[file])
 
-        pooled = taken("", rest) if len(rest) else None
+        pooled = taken("", rest) if len(rest) and "" in files else None
         if self.test_path is not None:
             pooled = columns.read(Path(self.test_path))
-            _targets(_column(pooled, target, "target", Path(self.test_path)), kind)
         return TableData(
             {name: taken(name, part) for name, part in zip(who, parts, strict=True)},
             {name: taken(name, part) for name, part in zip(who, held, strict=True) if len(part)},
-            target,
+            self.others[0],
             self,
-            numbers=kind == "numbers",
-            weight=self.weight,
-            others=self.others[1:],
-            pooled=pooled,
-            schema=schema,
+            self.others,
             classes=classes,
+            weight=self.weight,
+            pooled=pooled,
             dtype=dtype,
         )
+
+    def said(self, found: Columns, path: Path, target: str = "y") -> tuple[Array, Any, Any]:
+        """Return the targets of a file, whose its rows are, and which are for tests; None for what it does not say.
+
+        Args:
+            found: The file's columns.
+            path: The file, for errors.
+            target: The column to predict, if none is named.
+        """
+        if self.target is None and target not in found:
+            raise SpecError(
+                f"{TARGET} is missing, the column to predict; there are {', '.join(found)}"
+            )
+        goal = _column(found, self.target or target, "target", path)
+        owner = marked = None
+        if self.client is not None and path != Path(self.test_path or ""):
+            owner = _column(found, self.client, "client", path)
+            names = owner.astype(str)
+            filled(np.where(names == "nan", "", names), f"`task.data.client`: {self.client!r}")
+        if self.test_column is not None:
+            marks = _column(found, self.test_column, "test_column", path).astype(str)
+            words = np.char.lower(marks)
+            marked = np.isin(words, ("test", "true", "1", "1.0"))
+            wrong = ~marked & ~np.isin(words, ("train", "training", "false", "0", "0.0"))
+            if wrong.any():
+                row = first_row(wrong)
+                raise DataError(
+                    f"`task.data.test_column`: {self.test_column!r} is {str(marks[row - 1])!r} in row {row}; write "
+                    "'train' or 'test', or 0 and 1 for test"
+                )
+        return goal, owner, marked
 
     def own_rows(self, client: int, seed: int) -> tuple[Columns, Columns]:
         """Return the rows of a client on its own machine, for training and for tests."""
@@ -217,16 +212,10 @@ class OwnData(Features):
             raise SpecError(
                 "the node's config needs data, the file with this client's rows: data=\"/srv/ward.csv\""
             )
-        path = Path(self.own_file)
-        found = columns.read(path)
-        goal = _column(found, self.target or "y", "target", path)
+        found = columns.read(Path(self.own_file))
         describe_columns(found, self, self.others, repr(self.own_file))
-        rows = np.arange(len(goal))
-        if self.test_column is not None:
-            marked = _marks(_column(found, self.test_column, "test_column", path), self)
-            return rows_of(found, rows[~marked]), rows_of(found, rows[marked])
-        share = TEST_SHARE if self.test_share is None else self.test_share
-        train, test = shared_out(rows, share, seed, client)
+        goal, _, marked = self.said(found, Path(self.own_file))
+        train, test = self._shared(np.arange(len(goal)), marked, seed, client)
         return rows_of(found, train), rows_of(found, test)
 
     @property
@@ -234,14 +223,17 @@ class OwnData(Features):
         """The columns that are no features."""
         return [self.target or "y", *filter(None, (self.client, self.test_column, self.weight))]
 
+    def _shared(self, rows: Indices, marked: Any, seed: int, client: int) -> tuple[Array, Array]:
+        """Return a client's rows for training and for tests: those that are marked, or a share."""
+        if marked is not None:
+            return rows[~marked[rows]], rows[marked[rows]]
+        share = self.test_share
+        if share is None:
+            share = 0.2 if self.test_path is None else 0.0
+        return shared_out(rows, share, seed, client)
+
     def _dealt(
-        self,
-        y: Array,
-        owner: Array | None,
-        marked: Array | None,
-        classes: bool,
-        partition: Partition,
-        seed: int,
+        self, y: Any, owner: Any, marked: Any, kind: Kind, partition: Partition, seed: int
     ) -> tuple[list[Indices], list[Indices], Indices, list[str]]:
         """Return each client's rows for training and for tests, the test rows of no client, and the clients' names."""
         natural = isinstance(partition, Natural)
@@ -249,31 +241,26 @@ class OwnData(Features):
             raise SpecError(
                 "`task.data.client` is missing, the column that says whose a row is; or use another `partition`"
             )
-        if not classes and isinstance(partition, Dirichlet | Classes):
+        if kind == "numbers" and isinstance(partition, Dirichlet | Classes):
             raise SpecError(
                 "`task.partition` divides classes, but the target is a number; use iid, quantity or natural"
             )
-        pool = np.arange(len(y)) if marked is None else np.flatnonzero(~marked)
-        owners = None if owner is None else owner[pool]
-        if natural and partition.clients is None:
-            lost = np.setdiff1d(np.asarray(owner).astype(str), np.asarray(owners).astype(str))
-            if len(lost):
-                raise DataError(
-                    f"`task.data`: client {str(lost[0])!r} has no training rows, only rows of the test set"
-                )
-        parts = [pool[part] for part in partition.split(y[pool], seed, owners)]
-        names = [str(i if owner is None else owner[part[0]]) for i, part in enumerate(parts)]
-        names = names if natural else [str(i) for i in range(len(parts))]
-        none = np.arange(0)
+        tests = np.zeros(len(y), bool) if marked is None else marked
+        pool, rest = np.flatnonzero(~tests), np.flatnonzero(tests)
+        owner = np.zeros(len(y)) if owner is None else owner
+        parts = [pool[part] for part in partition.split(y[pool], seed, owner[pool])]
+        whose = owner.astype(str)
+        lost = np.setdiff1d(whose, whose[pool])
+        if natural and partition.clients is None and len(lost):
+            raise DataError(
+                f"`task.data`: client {str(lost[0])!r} has no training rows, only rows of the test set"
+            )
+        names = [str(whose[part[0]] if natural else i) for i, part in enumerate(parts)]
+        held = [rest[whose[rest] == name] if natural else rest[:0] for name in names]
         if marked is None:
-            share = TEST_SHARE if self.test_share is None else self.test_share
-            both = [shared_out(part, share, seed, client) for client, part in enumerate(parts)]
-            return [a for a, _ in both], [b for _, b in both], none, names
-        rest = np.flatnonzero(marked)
-        if not natural or owner is None or self.test_path is not None:
-            return parts, [none for _ in parts], rest, names
-        held = [rest[owner[rest].astype(str) == name] for name in names]
-        return parts, held, np.setdiff1d(rest, np.concatenate([*held, none])), names
+            both = [self._shared(part, None, seed, client) for client, part in enumerate(parts)]
+            parts, held = [train for train, _ in both], [test for _, test in both]
+        return parts, held, np.setdiff1d(rest, np.concatenate(held)), names
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,104 +294,48 @@ def _load(own: OwnData, _digest: str, kind: Kind) -> tuple[Array, Array, Any, An
     """
     x, goal, owner, marked = _table(own, own.path, kind)
     if own.test_path is not None:
-        test_x, test_goal, _, _ = _table(own, own.test_path, kind)
-        for train, test in ((x, test_x), (goal, test_goal)):
-            if train.shape[1:] != test.shape[1:]:
-                raise DataError(
-                    f"`task.data`: {own.path!r} and {own.test_path!r} have examples of different shape, "
-                    f"{train.shape[1:]} and {test.shape[1:]}"
-                )
+        test_x, test_goal, *_ = _table(own, own.test_path, kind)
         marked = np.repeat([False, True], [len(goal), len(test_goal)])
         owner = None if owner is None else np.append(owner, owner[:1].repeat(len(test_goal)))
-        x, goal = np.concatenate([x, test_x]), np.concatenate([goal, test_goal])
-    y, classes = _targets(goal, kind)
-    return x, y, owner, marked, classes
+        shapes = x.shape[1:], test_x.shape[1:]
+        try:
+            x, goal = np.concatenate([x, test_x]), np.concatenate([goal, test_goal])
+        except ValueError:
+            raise DataError(
+                f"`task.data`: {own.path!r} and {own.test_path!r} have examples of different shapes, {shapes}"
+            ) from None
+    if kind == "numbers":
+        return x, numbers_of(goal, TARGET), owner, marked, []
+    check_classes(goal, TARGET)
+    names, y = np.unique(goal, return_inverse=True)
+    filled(goal.astype(str), TARGET)
+    if len(names) < 2:
+        raise DataError(f"{TARGET} has one class only, {str(names[0])!r}")
+    return x, y.astype(np.int64), owner, marked, [str(name) for name in names]
 
 
-def _table(own: OwnData, place: str, kind: Kind) -> tuple[Array, Array, Array | None, Any]:
+def _table(own: OwnData, place: str, kind: Kind) -> tuple[Array, Array, Any, Any]:
     """(inputs, raw targets, owners, test rows) of one file."""
     path = Path(place)
     if path.is_dir():
-        files, names = images.class_files(path)
-        return images.read(files, own.image_size), np.array(names), None, None
+        files, names = columns.class_files(path)
+        return columns.images(files, own.image_size), np.array(names), None, None
     found = columns.read(path)
     target = own.target or ("label" if kind == "texts" else "y")
-    if own.target is None and target not in found:
-        raise SpecError(
-            f"`task.data.target` is missing, the column to predict; there are {_known(found)}"
-        )
-    goal = _column(found, target, "target", path)
-    marks = owner = None
-    if own.test_column is not None:
-        marks = _column(found, own.test_column, "test_column", path)
-    if own.client is not None and place != own.test_path:
-        owner = _owners(found, own.client, path)
+    goal, owner, marked = own.said(found, path, target)
     x = _features(found, own, target, path, kind)
-    for name, array in ((own.client, owner), (own.test_column, marks), ("the features", x)):
+    for name, array in ((own.client, owner), (own.test_column, marked), ("the features", x)):
         if array is not None and len(array) != len(goal):
             raise DataError(
                 f"`task.data`: {name!r} has {len(array)} rows in {str(path)!r}, but {target!r} has {len(goal)}; "
                 "name the columns to use in `features`"
             )
-    return x, goal, owner, None if marks is None else _marks(marks, own)
+    return x, goal, owner, marked
 
 
-def _owners(found: Columns, client: str, path: Path) -> Array:
-    """The column that says whose each row is."""
-    owner = _column(found, client, "client", path)
-    if (empty := np.isin(owner.astype(str), ("", "nan"))).any():
-        raise DataError(
-            f"`task.data.client`: {client!r} is empty in row {_first_row(empty)}; fill it or drop the row"
-        )
-    return owner
-
-
-def _marks(marks: Array, own: OwnData) -> Array:
-    """Which rows are for tests."""
-    words = np.char.lower(marks.astype(str))
-    test = np.isin(words, ("test", "true", "1", "1.0"))
-    wrong = ~test & ~np.isin(words, ("train", "training", "false", "0", "0.0"))
-    if wrong.any():
-        raise DataError(
-            f"`task.data.test_column`: {own.test_column!r} is {str(marks[wrong][0])!r} in row {_first_row(wrong)}; "
-            "write 'train' or 'test', or 0 and 1 for test"
-        )
-    return np.asarray(test)
-
-
-@functools.lru_cache(maxsize=4)
-def _listed(path: Path, _digest: str, name: str) -> list[Path]:
-    """The images that a column of a file lists; the digest is for the cache."""
-    cells = _column(columns.read(path), name, "images", path)
-    return [path.parent / str(file) for file in cells]
-
-
-def _targets(goal: Array, kind: Kind) -> tuple[Array, list[str]]:
-    """Targets as numbers, and the names of their classes."""
-    if kind == "numbers":
-        if goal.dtype.kind not in "biuf":
-            raise DataError(
-                f"`task.data.target` is text ({str(goal.flat[0])!r} in row 1); use the task 'classification'"
-            )
-        numbers = goal.reshape(len(goal), -1).astype(np.float64)
-        if not np.isfinite(numbers).all():
-            row = _first_row(~np.isfinite(numbers).all(1))
-            raise DataError(f"`task.data.target` has no number in row {row}; drop the row")
-        return numbers, []
-    if goal.ndim != 1 or goal.dtype.kind == "f":
-        got = "floating-point numbers" if goal.ndim == 1 else f"an array of shape {goal.shape}"
-        raise DataError(
-            f"`task.data.target`: classes are whole numbers or names, got {got}; use the task 'tabular_regression' "
-            "to predict numbers"
-        )
-    names, y = np.unique(goal, return_inverse=True)
-    if names.dtype.kind in "US" and "" in names:
-        raise DataError(
-            f"`task.data.target` is empty in row {_first_row(goal == '')}; fill it or drop the row"
-        )
-    if len(names) < 2:
-        raise DataError(f"`task.data.target` has one class only, {str(names[0])!r}")
-    return y.astype(np.int64), [str(name) for name in names]
+def _listed(found: Columns, name: str, path: Path) -> list[Path]:
+    """The images that a column of a file lists."""
+    return [path.parent / str(file) for file in _column(found, name, "images", path)]
 
 
 # --- Columns as features ---
@@ -413,7 +344,7 @@ def _targets(goal: Array, kind: Kind) -> tuple[Array, list[str]]:
 def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind) -> Array:
     """The inputs: images that a column lists, one column of texts, or columns of numbers side by side."""
     if own.images is not None:
-        return images.read(_listed(path, columns.digest(path), own.images), own.image_size)
+        return columns.images(_listed(found, own.images, path), own.image_size)
     if own.features is not None:
         _check_features(own.features, target)
     if kind == "texts":
@@ -428,67 +359,26 @@ def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind)
                 f"`task.data.features`: {name!r} of {str(path)!r} has numbers, not texts"
             )
         return texts
-    names = own.features or _numeric(found, {target, own.client, own.test_column}, path)
-    parts = []
-    for name in names:
-        part = _column(found, name, "features", path)
-        if part.dtype.kind not in "biuf":
-            raise DataError(
-                f"`task.data.features`: {name!r} of {str(path)!r} is text ({str(part.flat[0])!r} in row 1); leave it "
-                "out or write it as numbers"
-            )
-        if part.dtype.kind == "f" and not np.isfinite(part).all():
-            row = _first_row(~np.isfinite(part.reshape(len(part), -1)).all(1))
-            raise DataError(
-                f"`task.data`: {name!r} of {str(path)!r} has no number in row {row}; fill it or drop the row"
-            )
-        parts.append(part)
-    if len(parts) == 1 and parts[0].ndim > 1:
-        return parts[0]
-    if len({len(part) for part in parts}) > 1 or any(part.ndim > 2 for part in parts):
-        shapes = ", ".join(f"{n!r} {part.shape}" for n, part in zip(names, parts, strict=True))
+    others = {target, own.client, own.test_column}
+    numbers = [name for name, one in found.items() if one.dtype.kind in "biuf"]
+    names = own.features or [name for name in numbers if name not in others]
+    parts = {name: _column(found, name, "features", path) for name in names}
+    if not parts:
+        raise DataError(
+            f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {', '.join(found)}"
+        )
+    checked = [
+        numbers_of(part, f"`task.data.features`: {name!r} of {str(path)!r}")
+        for name, part in parts.items()
+    ]
+    if len(parts) == 1 and parts[names[0]].ndim > 1:
+        return parts[names[0]]  # such as images
+    if len({len(part) for part in checked}) > 1 or any(part.ndim > 2 for part in parts.values()):
+        shapes = ", ".join(f"{name!r} {part.shape}" for name, part in parts.items())
         raise DataError(
             f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use"
         )
-    return np.column_stack(parts)
-
-
-def _numeric(found: Columns, others: set[str | None], path: Path) -> list[str]:
-    """The columns of numbers; a column of numbers with a few words in it is refused rather than left out."""
-    names = []
-    for name, column in found.items():
-        if name in others:
-            continue
-        if column.dtype.kind in "biuf":
-            names.append(name)
-        elif column.dtype.kind in "US" and column.ndim == 1:
-            cells = [str(cell) for cell in column]
-            read = [_is_number(cell) for cell in cells]
-            if 2 * sum(read) <= len(read):
-                continue
-            good = [
-                number and columns.is_plain(cell) for number, cell in zip(read, cells, strict=True)
-            ]
-            row = 0 if all(good) else good.index(False)
-            why = f"has numbers but {cells[row]!r} in row {row + 1}; write it with the digits 0 to 9 alone"
-            if all(good):
-                why = f"has numbers written as text ({cells[0]!r} in row 1); write them without quotes"
-            raise DataError(
-                f"`task.data`: {name!r} of {str(path)!r} {why}, or name the columns to use in `features`"
-            )
-    if not names:
-        raise DataError(
-            f"`task.data`: {str(path)!r} has no column of numbers besides the target; it has {_known(found)}"
-        )
-    return names
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    return np.concatenate(checked, 1)
 
 
 def _check_features(given: tuple[str, ...], target: str | None) -> None:
@@ -505,33 +395,16 @@ def _check_features(given: tuple[str, ...], target: str | None) -> None:
         )
 
 
-def _known(found: Columns) -> str:
-    """The names of the columns, for a message."""
-    names = list(found)
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-
-
 def _column(found: Columns, name: str, key: str, path: Path) -> Array:
     """The column that `task.data.<key>` names."""
-    if name not in found:
-        hint = did_you_mean(name, set(found))
-        raise DataError(
-            f"`task.data.{key}`: {str(path)!r} has no column {name!r}{hint}; it has {_known(found)}"
-        )
-    column = found[name]
+    who = f"`task.data.{key}`: {str(path)!r}"
+    column = column_of(found, name, who, f"it has {', '.join(found)}")
     if column.ndim == 0 or not column.size:
-        what = "is a single value" if column.ndim == 0 else f"is empty, of shape {column.shape}"
         raise DataError(
-            f"`task.data.{key}`: {name!r} of {str(path)!r} {what}; a column has one row per example, name the columns "
-            "to use"
+            f"{who} has {name!r} of shape {column.shape}; a column has one row per example, name the columns to use"
         )
     if column.dtype.kind == "O" or (key in ("client", "test_column", "images") and column.ndim > 1):
         raise DataError(
-            f"`task.data.{key}`: {name!r} of {str(path)!r} has lists or tables; name a column with one value per row"
+            f"{who} has lists or tables in {name!r}; name a column with one value per row"
         )
     return column
-
-
-def _first_row(mask: Any) -> int:
-    """The first row that is marked, from 1."""
-    return int(np.argmax(mask)) + 1

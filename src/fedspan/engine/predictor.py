@@ -92,7 +92,7 @@ class Predictor:
                     "the model was trained on tables; give a DataFrame, a dictionary of columns, a list of "
                     f"dictionaries or a file, got {shown(rows)}"
                 )
-            return torch.from_numpy(self.schema.features(table, who, own)).to(dtype)
+            return torch.from_numpy((own or self.schema).features(table, who)).to(dtype)
         if table is not None:
             names = self.columns or [*table]
             if missing := [name for name in names if name not in table]:

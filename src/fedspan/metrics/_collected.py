@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,10 @@ BINS = 8192  # of scores, in the summary of a metric of ranks
 
 
 class Collected(Metric):
-    """A metric of what is kept of all batches: tensors, to which the rows of the next batch are appended."""
+    """A metric of what is kept of all batches: tensors, to which the rows of the next batch are appended.
+
+    `summary` and `pooled` are those of a mean over examples, or over their outputs or tokens; others replace them.
+    """
 
     logits: bool | None = None  # whether one score per target is a logit; None: not known
 
@@ -38,16 +41,17 @@ class Collected(Metric):
         return float(self.value(*self.tensors()))
 
     def summary(self) -> Tensor | None:
-        """Return numbers whose sums over several clients give the metric of all their examples.
+        """Return values whose sums over several clients give the metric of all their examples.
 
         None: only the examples themselves do.
         """
-        return None
+        count = self.tensors()[1].numel()
+        return torch.tensor([self.compute() * count, count], dtype=torch.float64)
 
-    @staticmethod
-    def pooled(total: Tensor) -> float:
+    @classmethod
+    def pooled(cls, total: Tensor) -> float:
         """Return the metric of all clients' examples, from the sum of their summaries."""
-        raise NotImplementedError
+        return float(total[0] / total[1])
 
     def kept(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is needed of a batch."""
@@ -56,21 +60,6 @@ class Collected(Metric):
     @abstractmethod
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor | float:
         """Return the metric of what was kept."""
-
-
-class MeanOfExamples(Collected):
-    """A metric that is a mean over examples, or over their outputs or tokens."""
-
-    def summary(self) -> Tensor:
-        """Return (sum, count)."""
-        outputs, targets = self.tensors()
-        count = torch.tensor(float(targets.numel()), dtype=torch.float64)
-        return torch.stack([torch.as_tensor(self.value(outputs, targets)).double() * count, count])
-
-    @staticmethod
-    def pooled(total: Tensor) -> float:
-        """Return sum / count."""
-        return float(total[0] / total[1])
 
 
 class Labels(Collected):
@@ -102,30 +91,56 @@ class Labels(Collected):
         """Return the metric of labels, (n,) or (n, labels)."""
 
 
-def by_ranks(outputs: Tensor, targets: Tensor, of: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """Return a metric of how scores order examples, as the mean over classes or labels that occur and are not all.
+class Ranks(Collected):
+    """A metric of how scores order examples: the mean over the classes or labels that occur and are not all.
 
-    Only the order of scores counts. Where the model has an output per class, a class is ranked by its log-odds
-    z_k - log Σ_{j≠k} exp(z_j), which order examples as softmax does and never saturate.
-
-    Args:
-        outputs: What the model returned.
-        targets: What it should have been.
-        of: The metric of one class, from the numbers of examples in it and not in it at each score, lowest first.
+    Clients send how many examples of each kind have a score in each bin.
     """
-    found = []
-    for column, inside in ranked(outputs, targets):
-        if not 0 < int(inside.sum()) < len(inside):
-            continue
-        _, place, count = column.unique(return_inverse=True, return_counts=True)
-        positives = torch.bincount(place, weights=inside.double(), minlength=len(count))
-        known = bool(torch.isfinite(column).all())
-        found.append(float(of(positives, count - positives)) if known else math.nan)
-    return sum(found) / len(found) if found else math.nan
+
+    needs = "examples of at least two classes"  # where it is not NaN
+
+    @staticmethod
+    @abstractmethod
+    def of(positives: Tensor, negatives: Tensor) -> Tensor:
+        """Return the metric of one class, from the examples in it and not in it at each score, lowest first."""
+
+    @classmethod
+    def mean(cls, counts: Iterable[Sequence[Tensor]]) -> float:
+        """Return the mean over classes."""
+        both = [(inside, others) for inside, others in counts if inside.any() and others.any()]
+        return sum(float(cls.of(*one)) for one in both) / len(both) if both else math.nan
+
+    def value(self, outputs: Tensor, targets: Tensor) -> float:
+        """Return the metric of what was kept."""
+        counts = []
+        for column, inside in ranked(outputs, targets):
+            _, place, count = column.unique(return_inverse=True, return_counts=True)
+            positives = torch.bincount(place, weights=inside.double(), minlength=len(count))
+            counts.append((ordered(column, positives), count - positives))
+        return self.mean(counts)
+
+    def summary(self) -> Tensor:
+        """Return for each class the examples in it, and not in it, by bins of their scores."""
+        found = []
+        for column, inside in ranked(*self.tensors()):
+            squeezed = column / (1 + column.abs())  # between −1 and 1, in the same order
+            bins = ((squeezed + 1) / 2 * BINS).nan_to_num().clamp(0, BINS - 1).long()
+            counts = [torch.bincount(bins[part], minlength=BINS) for part in (inside, ~inside)]
+            found += [ordered(column, one.double()) for one in counts]
+        return torch.cat(found)
+
+    @classmethod
+    def pooled(cls, total: Tensor) -> float:
+        """Return the metric of the bins."""
+        return cls.mean(both[:, both.any(0)] for both in total.reshape(-1, 2, BINS))
 
 
 def ranked(outputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return for each class or label the scores of the examples, and which of them are in it."""
+    """Return for each class or label the scores of the examples, and which of them are in it.
+
+    Only the order of scores counts. Where the model has an output per class, a class is ranked by its log-odds
+    z_k - log Σ_{j≠k} exp(z_j), which order examples as softmax does and never saturate.
+    """
     if by_class(outputs, targets):
         scores, targets = outputs.double().movedim(1, -1).flatten(0, -2), targets.flatten()
         scores, targets = scores[targets != IGNORED], targets[targets != IGNORED]
@@ -140,34 +155,9 @@ def ranked(outputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
     return list(zip(scores.T, there.T, strict=True))
 
 
-class Ranks(Collected):
-    """A metric of how scores order examples; clients send how many examples of each kind have a score in each bin."""
-
-    needs = "examples of at least two classes"  # where it is not NaN
-    of: Callable[[Tensor, Tensor], Tensor]
-
-    def value(self, outputs: Tensor, targets: Tensor) -> float:
-        """Return the metric of what was kept."""
-        return by_ranks(outputs, targets, type(self).of)
-
-    def summary(self) -> Tensor:
-        """Return for each class the examples in it, and not in it, by bins of their scores."""
-        found = []
-        for column, inside in ranked(*self.tensors()):
-            squeezed = column / (1 + column.abs())  # between −1 and 1, in the same order
-            bins = ((squeezed + 1) / 2 * BINS).clamp(0, BINS - 1).long()
-            found += [torch.bincount(bins[part], minlength=BINS) for part in (inside, ~inside)]
-        return torch.cat(found).double()
-
-    @classmethod
-    def pooled(cls, total: Tensor) -> float:
-        """Return the metric of the bins: the mean over the classes that occur and are not all."""
-        found = []
-        for both in total.reshape(-1, 2, BINS):
-            positives, negatives = both[:, both.any(0)]
-            if positives.any() and negatives.any():
-                found.append(float(cls.of(positives, negatives)))
-        return sum(found) / len(found) if found else math.nan
+def ordered(scores: Tensor, counts: Tensor) -> Tensor:
+    """Return counts of examples, which are NaN if not all scores are finite: those have no order."""
+    return counts.where(torch.isfinite(scores).all(), math.nan)
 
 
 def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool = False) -> float:
@@ -207,13 +197,16 @@ def by_class(outputs: Tensor, targets: Tensor) -> bool:
     return outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1
 
 
-def numbers(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs and targets of a metric of numbers, of which there are as many, in float64."""
+def fitting(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return outputs in the shape of the targets, of which there are as many."""
     if outputs.numel() != targets.numel():
-        raise SpecError(
-            f"a metric of numbers needs one output per target, got {shapes(outputs, targets)}"
-        )
-    return outputs.double().reshape(targets.shape), targets.double()
+        raise SpecError(f"the metric needs one output per target, got {shapes(outputs, targets)}")
+    return outputs.reshape(targets.shape)
+
+
+def numbers(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return outputs and targets of a metric of numbers, in float64."""
+    return fitting(outputs, targets).double(), targets.double()
 
 
 def without_column(targets: Tensor) -> Tensor:
@@ -223,16 +216,12 @@ def without_column(targets: Tensor) -> Tensor:
 
 def one_score(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return one score per target, in the shape of the targets."""
-    if outputs.numel() != targets.numel():
-        raise SpecError(
-            f"targets must be class numbers or 0 and 1 for each output, got {shapes(outputs, targets)}"
-        )
-    outside = targets[(targets < 0) | (targets > 1)]
+    scores, outside = fitting(outputs, targets), targets[(targets < 0) | (targets > 1)]
     if len(outside):
         raise SpecError(
             f"with one output per target, targets must be 0 or 1, got {outside[0].item():g}"
         )
-    return outputs.reshape(targets.shape)
+    return scores
 
 
 def shapes(outputs: Tensor, targets: Tensor) -> str:

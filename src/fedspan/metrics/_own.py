@@ -39,13 +39,12 @@ def chosen(given: Sequence[Any]) -> dict[str, Metric]:
             raise SpecError(
                 f"`metrics` {name!r} is the name of a column of every run; give it another name"
             )
-        other = found.get(name, metric)
-        same = type(other) is type(metric) and repr(vars(other)) == repr(vars(metric))
-        if name in found and (not same or isinstance(metric, Own)):
+        first = found.setdefault(name, metric)
+        same = type(first) is type(metric) and repr(vars(first)) == repr(vars(metric))
+        if first is not metric and (not same or isinstance(metric, Own)):
             raise SpecError(
                 f"`metrics` {name!r} is there twice; give one of them another `__name__`"
             )
-        found[name] = metric
     return found
 
 
@@ -53,7 +52,7 @@ def _fresh(given: Any) -> Metric:
     if isinstance(given, str):
         named: Metric = tables.build("metric", given, "metrics")
         return named
-    if isinstance(given, type) and issubclass(given, (Metric, *_torchmetrics())):
+    if isinstance(given, type) and issubclass(given, (Metric, _torchmetrics())):
         try:
             given = given()
         except (TypeError, ValueError) as error:
@@ -69,10 +68,9 @@ def _fresh(given: Any) -> Metric:
     )
 
 
-def _torchmetrics() -> tuple[type, ...]:
+def _torchmetrics() -> Any:
     """Return the base class of torchmetrics, if anybody has imported it."""
-    library = sys.modules.get("torchmetrics")
-    return () if library is None else (library.Metric,)
+    return getattr(sys.modules.get("torchmetrics"), "Metric", ())
 
 
 class Own(Collected):
@@ -87,6 +85,9 @@ class Own(Collected):
     def __init__(self, given: Any) -> None:
         super().__init__()
         self.given = given
+
+    def summary(self) -> None:
+        """Return nothing: a function of one's own may be any."""
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
         """Return what it computes."""
@@ -117,8 +118,7 @@ def _arguments(function: Any) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [one.name for one in parameters if one.kind in by_place]
+    return [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
 
 
 def _for_sklearn(

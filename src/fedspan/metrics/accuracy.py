@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from fedspan.core.registry import register
-from fedspan.metrics._collected import Labels, MeanOfExamples
+from fedspan.metrics._collected import Labels
 
 
 @register
-class Accuracy(MeanOfExamples, Labels):
+class Accuracy(Labels):
     """Right labels / labels that count."""
 
     def of_labels(self, predicted: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:

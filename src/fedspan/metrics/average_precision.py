@@ -8,14 +8,12 @@ from fedspan.core.registry import register
 from fedspan.metrics._collected import Ranks
 
 
-def precision(positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
-    """Return the mean precision of the positive examples, from the examples of each kind at each score."""
-    right, wrong = positives.flip(0), negatives.flip(0)
-    return (right * right.cumsum(0) / (right + wrong).cumsum(0)).sum() / right.sum()
-
-
 @register
 class AveragePrecision(Ranks):
     """Of one score, or the mean over classes, each against the others."""
 
-    of = staticmethod(precision)
+    @staticmethod
+    def of(positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
+        """Return the mean precision of the positive examples."""
+        right, wrong = positives.flip(0), negatives.flip(0)
+        return (right * right.cumsum(0) / (right + wrong).cumsum(0)).sum() / right.sum()

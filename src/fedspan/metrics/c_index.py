@@ -10,7 +10,7 @@ import torch
 
 from fedspan.core.errors import SpecError
 from fedspan.core.registry import register
-from fedspan.metrics._collected import Collected
+from fedspan.metrics._collected import Collected, shapes
 
 ROWS = 1024  # compared with all others at a time
 
@@ -19,11 +19,13 @@ ROWS = 1024  # compared with all others at a time
 class CIndex(Collected):
     """Concordant pairs / comparable pairs."""
 
+    def summary(self) -> None:
+        """Return nothing: pairs are of examples of two clients too."""
+
     def value(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
         if targets.dim() != 2 or targets.shape[1] != 2 or outputs.numel() != len(targets):
             raise SpecError(
-                f"`c_index` needs one risk per example and targets (time, event), got outputs of shape "
-                f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
+                f"`c_index` needs one risk per example and targets (time, event), got {shapes(outputs, targets)}"
             )
         risk, time, event = outputs.double().flatten(), targets[:, 0].double(), targets[:, 1] > 0
         right, pairs = 0.0, 0

@@ -13,30 +13,32 @@ class F1Macro(Labels):
     """The mean over classes that are seen or predicted; with several labels per example, over the labels."""
 
     def of_labels(self, predicted: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
-        return f1_of(*counts(predicted, actual))
+        return f1_of(counts(predicted, actual))
 
     def summary(self) -> torch.Tensor:
         """Return for each class how often it was right, and how often predicted or actual."""
-        return torch.stack(counts(*self.labels(*self.tensors())), 1).flatten()
+        return counts(*self.labels(*self.tensors())).flatten()
 
-    @staticmethod
-    def pooled(total: torch.Tensor) -> float:
+    @classmethod
+    def pooled(cls, total: torch.Tensor) -> float:
         """Return the mean over classes."""
-        return float(f1_of(*total.reshape(-1, 2).T))
+        return float(f1_of(total.reshape(-1, 2)))
 
 
-def counts(predicted: torch.Tensor, actual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return for each class or label how often it was right, and how often predicted or actual."""
+def counts(predicted: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
+    """Return for each class or label how often it was right, and how often predicted or actual, (classes, 2)."""
     if actual.dim() == 2:
-        return (predicted & actual).sum(0).double(), (predicted.sum(0) + actual.sum(0)).double()
-    classes = int(torch.cat([predicted, actual]).max()) + 1
-    right, *both = (
-        torch.bincount(one, minlength=classes).double()
-        for one in (actual[predicted == actual], predicted, actual)
-    )
-    return right, both[0] + both[1]
+        right, said, true = (one.sum(0) for one in (predicted & actual, predicted, actual))
+    else:
+        classes = int(torch.cat([predicted, actual]).max()) + 1
+        right, said, true = (
+            torch.bincount(one, minlength=classes)
+            for one in (actual[predicted == actual], predicted, actual)
+        )
+    return torch.stack([right, said + true], 1).double()
 
 
-def f1_of(right: torch.Tensor, both: torch.Tensor) -> torch.Tensor:
+def f1_of(found: torch.Tensor) -> torch.Tensor:
     """Return the mean of 2 · right / (predicted + actual) over the classes that are seen or predicted."""
-    return (2 * right[both > 0] / both[both > 0]).mean()
+    right, both = found[found[:, 1] > 0].unbind(1)
+    return (2 * right / both).mean()

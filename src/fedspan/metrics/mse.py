@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from fedspan.core.registry import register
-from fedspan.metrics._collected import MeanOfExamples, numbers
+from fedspan.metrics._collected import Collected, numbers
 
 
 @register
-class MSE(MeanOfExamples):
+class MSE(Collected):
     """Over all outputs."""
 
     higher_is_better = False

@@ -36,15 +36,16 @@ class Perplexity(Collected):
 
     def value(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
         """Return e to the sum over batches / tokens."""
-        count = int(targets.sum())
-        return math.exp(min(sum(outputs.tolist()) / count, HIGHEST)) if count else math.nan
+        return self.pooled(
+            torch.tensor([sum(outputs.tolist()), int(targets.sum())], dtype=torch.float64)
+        )
 
     def summary(self) -> torch.Tensor:
         """Return the sum over tokens, and how many there are."""
         sums, counts = self.tensors()
         return torch.stack([sums.sum(), counts.sum().double()])
 
-    @staticmethod
-    def pooled(total: torch.Tensor) -> float:
+    @classmethod
+    def pooled(cls, total: torch.Tensor) -> float:
         """Return e to the sum / tokens."""
         return math.exp(min(float(total[0] / total[1]), HIGHEST)) if total[1] else math.nan

@@ -26,8 +26,8 @@ class R2(Collected):
         squares = targets.square().sum(0), (targets - outputs).square().sum(0)
         return torch.stack([count, targets.sum(0), *squares], 1).flatten()
 
-    @staticmethod
-    def pooled(total: torch.Tensor) -> float:
+    @classmethod
+    def pooled(cls, total: torch.Tensor) -> float:
         """Return 1 − errors / (Σy² − (Σy)² / count), the mean over outputs."""
         count, y, squares, errors = total.reshape(-1, 4).T
         return float((1 - errors / (squares - y.square() / count)).mean())

@@ -180,10 +180,9 @@ class NetworkTask(DividedTask):
             own.others[0],
             own,
             pooled=pooled,
-            numbers=self.kind == "numbers",
+            classes=agreed["classes"],
             weight=own.weight,
             schema=Schema.of(agreed["schema"]),
-            classes=agreed["classes"],
             dtype=dtype,
         )
         here = [] if client is None else [client]

@@ -6,28 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedspan.core.errors import positive
-from fedspan.core.partition import Indices, Partition, fill_empty
+from fedspan.core.partition import Indices, fill_empty
 from fedspan.core.registry import register
-from fedspan.data.partitions._proportions import cuts
+from fedspan.data.partitions.quantity import Quantity
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet(Partition):
+class Dirichlet(Quantity):
     """Unequal shares of every class."""
 
-    alpha: float = 0.5  # α: the smaller, the more unequal
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("alpha", self.alpha)
-
     def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
-        parts: list[list[Indices]] = [[] for _ in range(clients)]
+        of_classes = []
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))
-            shares = np.split(members, cuts(self.alpha, clients, len(members), rng))
-            for part, share in zip(parts, shares, strict=True):
-                part.append(share)
+            of_classes.append(np.split(members, self.cuts(clients, len(members), rng)))
+        parts = zip(*of_classes, strict=True)
         return fill_empty([np.sort(np.concatenate(part)) for part in parts], rng)

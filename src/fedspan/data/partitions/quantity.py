@@ -9,7 +9,6 @@ import numpy as np
 from fedspan.core.errors import positive
 from fedspan.core.partition import Indices, Partition, fill_empty
 from fedspan.core.registry import register
-from fedspan.data.partitions._proportions import cuts
 
 
 @register
@@ -24,6 +23,11 @@ class Quantity(Partition):
         positive("alpha", self.alpha)
 
     def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
-        places = cuts(self.alpha, clients, len(labels), rng)
+        places = self.cuts(clients, len(labels), rng)
         parts = np.split(rng.permutation(len(labels)), places)
         return fill_empty([np.sort(part) for part in parts], rng)
+
+    def cuts(self, clients: int, examples: int, rng: np.random.Generator) -> Indices:
+        """Return where to cut a row of examples into one share per client, of Dirichlet(α) sizes."""
+        shares = np.cumsum(rng.dirichlet(np.full(clients, self.alpha)))[:-1]
+        return (shares * examples).astype(int)

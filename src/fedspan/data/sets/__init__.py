@@ -7,8 +7,8 @@ import importlib
 import importlib.util
 import pkgutil
 import tarfile
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,13 @@ from fedspan.core.errors import DataError, one_line, one_of
 from fedspan.core.files import remove
 from fedspan.data import store
 from fedspan.data.columns import UNREADABLE
-from fedspan.data.download import File, Seen, by_hand, download
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, File, Seen, by_hand, download
 
 SHIPPED = Path(__file__).parents[1] / "shipped"  # files that come with fedspan
 SYSTEM = Path("/usr/share/datasets")  # of Debian's packages, such as dataset-fashion-mnist
 REINSTALL = "pip install --no-deps fedspan"  # for what comes with fedspan
 # what conversions raise on files that are not the official ones
-DAMAGED = (*UNREADABLE, tarfile.TarError, IndexError)
+DAMAGED = (*UNREADABLE, tarfile.TarError, IndexError, AttributeError)
 Files = Mapping[str, Path]  # an official file's name → where it is
 Splits = Mapping[str, Mapping[str, Any]]  # "train" and "test" of a hub → column → values
 
@@ -72,10 +71,10 @@ class DataSet:
         """Where official files are, in the data directory or of a package of the system; without missing ones."""
         found: dict[str, Path] = {}
         for file in self.files:
-            names = (file.name, file.also) if file.also else (file.name,)
-            for path in [folder / name for name in names for folder in (store.folder(), SYSTEM)]:
-                if path.is_file():
-                    found.setdefault(file.name, path)
+            for name in filter(None, (file.name, file.also)):
+                for path in (store.folder() / name, SYSTEM / name):
+                    if path.is_file():
+                        found.setdefault(file.name, path)
         return found
 
     def here(self) -> bool:
@@ -125,9 +124,8 @@ def require(wanted: Iterable[str]) -> None:
         commands = [f"fedspan data get {' '.join(gets)}"] if gets else []
         commands += [one.install for one in missing if one.install]
         listed = " and ".join(repr(one.name) for one in missing)
-        place = f"in {str(store.folder())!r}" if len(commands) == len(gets) == 1 else "here"
         raise DataError(
-            f"{listed} {'is' if len(missing) == 1 else 'are'} not {place}; run `{' && '.join(commands)}` first"
+            f"{listed} {'is' if len(missing) == 1 else 'are'} not here; run `{' && '.join(commands)}` first"
         )
     for one in found:
         whole = find(one.part_of or one.name)
@@ -145,11 +143,18 @@ def paths(name: str) -> dict[str, Path]:
     found = find(name)
     files = found.places()
     if found.check is not None:
-        try:
+        with intact(name):
             found.check(files)
-        except (DataError, *DAMAGED) as error:
-            raise found.damaged(one_line(error)) from None
     return files
+
+
+@contextmanager
+def intact(name: str) -> Iterator[None]:
+    """Read files of a data set; if they are damaged, the error names them and the command that gets them again."""
+    try:
+        yield
+    except (DataError, *DAMAGED) as error:
+        raise find(name).damaged(one_line(error)) from None
 
 
 def get(
@@ -170,12 +175,7 @@ def get(
         raise DataError(
             f"{found.name!r} comes with the package {found.package or 'fedspan'}; run `{found.install}`"
         )
-
-    def wait() -> None:
-        seen("waiting for another process", 0, 0)
-        time.sleep(0.2)
-
-    with store.alone(wait):
+    with store.alone(lambda: seen("waiting for another process", 0, 0)):
         if found.places():
             return
         # official files, and the hub's columns in their place
@@ -212,11 +212,11 @@ def get(
                 raise HubError(f"{found.hub!r} of the hub: {one_line(error, 600)}") from None
             for path in new.values():
                 remove(path)
-            delete = (
-                f"delete {', '.join(repr(str(path)) for path in had.values())} and " if had else ""
-            )
-            why = f"the files of {found.name!r} cannot be converted: {one_line(error, 600)}"
-            raise DataError(f"{why}; {delete}run `{found.command}` again") from None
+            delete = f"delete {', '.join(repr(str(path)) for path in had.values())} and "
+            raise DataError(
+                f"the files of {found.name!r} cannot be converted: {one_line(error, 600)}; {delete if had else ''}run "
+                f"`{found.command}` again"
+            ) from None
         for name, values in made.items():
             store.write(folder / name, values)
         for path in new.values():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedspan.data.download import File
 from fedspan.data.sets import DataSet, Files, Splits
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, File
 
 FEATURES = 123
 FROM = "https://raw.githubusercontent.com/VinceShieh/Spark-AdaOptimizer/03a3f4ac1fc83c4ce724ddc3b1ccfe78e1f66341/data/"

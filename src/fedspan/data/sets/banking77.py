@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 
-from fedspan.data.download import files_of
 from fedspan.data.sets import REINSTALL, DataSet, Files, Splits
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, files_of
 
 LICENCE, PAGE = "CC BY 4.0", "https://github.com/PolyAI-LDN/task-specific-datasets"
 FROM = "https://raw.githubusercontent.com/PolyAI-LDN/task-specific-datasets/57ec275d8078af65b7731c2a98be812d844a6d6b/"

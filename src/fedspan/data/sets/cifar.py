@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from fedspan.data.archives import cifar, hub_images
-from fedspan.data.download import File
 from fedspan.data.sets import DataSet, Files, Splits
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, File
 
 LICENCE, PAGE = "none stated", "https://www.cs.toronto.edu/~kriz/cifar.html"
 FROM = "https://www.cs.toronto.edu/~kriz/"

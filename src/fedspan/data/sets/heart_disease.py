@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedspan.data.download import File
 from fedspan.data.sets import DataSet, Files, Splits
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, files_of
 
 FROM = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
 KEPT = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13)  # without columns that most hospitals lack
@@ -46,12 +45,6 @@ def convert(files: Files, _: Splits | None) -> Contents:
     }
 
 
-def _file(name: str, sha256: str, size: int) -> File:
-    return File(
-        f"heart_disease/processed.{name}.data", (f"{FROM}processed.{name}.data",), sha256, size
-    )
-
-
 SETS = (DataSet(
     name="heart_disease",
     about="heart patients, 486 and 254, with 13 features and whether they are ill",
@@ -60,12 +53,12 @@ SETS = (DataSet(
     source="https://archive.ics.uci.edu/dataset/45/heart+disease",
     size=7_000,
     made=("heart_disease/heart_disease.npz",),
-    files=(
-        _file("cleveland", "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8", 18461),
-        _file("hungarian", "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796", 10263),
-        _file("switzerland", "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314", 4109),
-        _file("va", "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f", 6737),
-    ),
+    files=files_of("heart_disease", (FROM,), {
+        "processed.cleveland.data": ("a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8", 18461),
+        "processed.hungarian.data": ("d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796", 10263),
+        "processed.switzerland.data": ("834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314", 4109),
+        "processed.va.data": ("e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f", 6737),
+    }),
     convert=convert,
     digest="176b58a8746ab134fd91a94e81346dcc91ed4bff68698add185b2af6e3febb63",
 ),)  # fmt: skip

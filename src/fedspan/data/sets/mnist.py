@@ -8,15 +8,15 @@ from __future__ import annotations
 import numpy as np
 
 from fedspan.core.errors import DataError
-from fedspan.data.archives import Array, hub_images, idx
-from fedspan.data.download import files_of
+from fedspan.data.archives import hub_images, idx
+from fedspan.data.columns import Columns
 from fedspan.data.sets import DataSet, Files, Splits
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, files_of
 
 WRITER = 2  # the column of the extended labels
 
 
-def _images(folder: str, files: Files, hub: Splits | None) -> dict[str, Array]:
+def _images(folder: str, files: Files, hub: Splits | None) -> Columns:
     if hub is not None:
         return hub_images(hub, "image", "label")
     arrays = {}

@@ -10,9 +10,8 @@ import re
 
 from fedspan.core.errors import DataError
 from fedspan.data.archives import members
-from fedspan.data.download import File
 from fedspan.data.sets import REINSTALL, DataSet, Files, Splits
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, File
 
 SCRAPER = "https://github.com/ravexina/shakespeare-plays-dataset-scraper"
 PAGES = f"http://shakespeare.mit.edu and {SCRAPER}"

@@ -19,9 +19,8 @@ from safetensors.numpy import load, save
 from fedspan.core.errors import DataError
 from fedspan.core.extras import needs
 from fedspan.data import store
-from fedspan.data.download import File
 from fedspan.data.sets import DataSet, Files, Splits
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, File
 
 FROM = "https://huggingface.co/karpathy/tinyllamas/resolve/main/stories260K/"
 PLACE = "models/stories260k"

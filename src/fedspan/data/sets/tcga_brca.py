@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedspan.data import columns
-from fedspan.data.download import File
 from fedspan.data.sets import DataSet, Files, Splits
-from fedspan.data.store import Contents
+from fedspan.data.store import Contents, File
 
 FROM = (
     "https://raw.githubusercontent.com/owkin/FLamby/edacf54d5211520583b0133d55ac39b6fda8324b/"
