@@ -73,7 +73,12 @@ class Drift:
         return direction
 
     def reply(
-        self, work: Any, came: Vector, watched: Direction, client: Bundle, P: LinearMap,
+        self,
+        work: Any,
+        came: Vector,
+        watched: Direction,
+        client: Bundle,
+        P: LinearMap,
         steps: int | torch.Tensor,
     ) -> Parts:
         """Return the parts of a reply; `v` is sent by the uplink. `came` is −z, or the mean gradient.
@@ -197,7 +202,11 @@ class Optimizer(ABC):
                 if number < steps - 1:
                     del g  # not to be held during the next gradient
             # nothing else needs the gradient's memory now
-            return y if in_place is None else g.copy_(y), memory, total / (steps if own is None else own)
+            return (
+                y if in_place is None else g.copy_(y),
+                memory,
+                total / (steps if own is None else own),
+            )
 
 
 class Uplink:

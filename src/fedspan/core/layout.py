@@ -7,19 +7,26 @@ A Vector is a tensor of shape (runs, clients, size): `runs` independent repetiti
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from fedspan.core.digest import digest
 from fedspan.core.errors import SpecError
 
 Vector = torch.Tensor
 """A tensor of shape (runs, clients, size): seeds that are computed together, the clients of a round (one for what the
 server holds), and the values of the model or of the subspace."""
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+Arrays = dict[str, torch.Tensor]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Measures = Mapping[str, Floats]  # name → one value per run
 
 
 def all_finite(v: Vector) -> bool:
@@ -98,16 +105,16 @@ class Layout:
     def fingerprint(self) -> str:
         """A short hash; server and clients must have the same."""
         text = repr([(b.name, b.shape, b.axis) for b in self.blocks]) + str(self.dtype) + self.fixed
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return digest(text)
 
-    def split(self, v: Vector) -> dict[str, torch.Tensor]:
+    def split(self, v: Vector) -> Arrays:
         """Return views of a (runs, clients, size) vector, each (runs, clients, *shape)."""
         if v.shape[-1] != self.size:
             raise SpecError(f"a vector of this layout has {self.size} values, got {v.shape[-1]}")
         parts = zip(self.blocks, v.split(self.sizes, -1), strict=True)
         return {block.name: part.unflatten(-1, block.shape) for block, part in parts}
 
-    def join(self, tensors: dict[str, torch.Tensor]) -> Vector:
+    def join(self, tensors: Arrays) -> Vector:
         """Return the flat vector of tensors shaped (runs, clients, *shape)."""
         flat = [tensors[b.name].flatten(2) for b in self.blocks]
         return torch.cat(flat, -1).to(self.dtype)

@@ -7,16 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from fedspan.core.bundle import Bundle, Ranges
 from fedspan.core.errors import SpecError
-from fedspan.core.layout import Layout, Vector
+from fedspan.core.layout import Layout, Measures, Vector
 from fedspan.core.objective import Objective
 from fedspan.core.round import Round
 
-Measures = Mapping[str, npt.NDArray[np.float64]]
 # measures in the history and on pages, not in lines of text
 DETAILS = ("correction", "correction_test")
 LearningRate = float | Literal["search", "auto"]
@@ -59,7 +55,9 @@ class Method(ABC):
     # whether the server adds up replies to follow a sum over the clients' states, such as c = mean c_i: such a sum is
     # exact under the plain mean only, and what a robust aggregator leaves out is missing for ever
     follows_states: ClassVar[bool] = False
-    own_steps: ClassVar[bool] = False  # whether clients may take different numbers of steps, `Round.steps`
+    own_steps: ClassVar[bool] = (
+        False  # whether clients may take different numbers of steps, `Round.steps`
+    )
 
     def without_tests(self) -> Self:
         """Return the method without what it measures to decide: for differential privacy, and for short trials."""
