@@ -15,7 +15,7 @@ from fedspan.api.step_size import resolve, with_lr
 from fedspan.callbacks._event_log import event_log
 from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.progress import Progress
-from fedspan.core import refusals, tables, wire
+from fedspan.core import refusals, wire
 from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.errors import (
@@ -33,7 +33,7 @@ from fedspan.core.json_log import write_table
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.signals import ending_by_sigterm
-from fedspan.core.spec import Spec
+from fedspan.core.spec import Spec, as_callbacks
 from fedspan.core.terminal import report
 from fedspan.engine import history
 from fedspan.engine.clock import Clock
@@ -160,12 +160,6 @@ def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
             f"`spec` must be a Spec, the path of a TOML file or a table, got {shown(given)}"
         )
     return Spec.load(path_of("spec", given))
-
-
-def as_callbacks(given: Any) -> tuple[Callback, ...]:
-    """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
-    several = given if isinstance(given, list | tuple) else (given,)
-    return tuple(tables.build("callback", one, "callbacks") for one in several)
 
 
 def _one_by_one(

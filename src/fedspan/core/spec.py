@@ -80,8 +80,8 @@ class Spec(Settings):
     search: Search = field(default_factory=Search)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "callbacks", as_callbacks(self.callbacks))
         super().__post_init__()
-        tables.check_types(self)
         if self.device.startswith("meta"):
             raise SpecError(f"`device` {self.device!r} holds no numbers; use 'auto' or 'cpu'")
         for name in ("rounds", "eval_every", "eval_clients_every", "clients_per_round"):
@@ -105,9 +105,6 @@ class Spec(Settings):
             raise SpecError(f"`seed` must be below 2**64, got {shown(self.seed)}")
         if self.dp is not None:
             object.__setattr__(self, "method", self.method.without_tests())
-        object.__setattr__(self, "callbacks", tuple(self.callbacks))
-        for one in self.callbacks:
-            tables.check_types(one)
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Spec:
@@ -164,6 +161,12 @@ class Spec(Settings):
     def identity(self) -> str:
         """A short hash of `decisions`: runs of one identity differ in their seed and length alone."""
         return digest(json.dumps(_ordered(self.decisions())))
+
+
+def as_callbacks(given: Any) -> tuple[Callback, ...]:
+    """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
+    several = given if isinstance(given, list | tuple) else (given,)
+    return tuple(tables.build("callback", one, "callbacks") for one in several)
 
 
 def read_toml(path: Path) -> Table:

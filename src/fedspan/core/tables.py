@@ -69,22 +69,23 @@ def build(kind: str, value: Any, where: str | None = None) -> Any:
 
 
 def accept_choices(value: Any) -> None:
-    """Turns names and tables in the fields of a dataclass into what they name; for `__post_init__`."""
-    cls: Any = type(value)
-    for name, (hint, _) in typed(cls).items():
-        if any(kind_of(option) for option in _options(hint)):
-            object.__setattr__(value, name, _value(hint, getattr(value, name), name))
+    """Turns names and tables in the fields of a dataclass into what they stand for; for `__post_init__`."""
+    for name, (hint, _) in typed(type(value)).items():
+        held = getattr(value, name)
+        plain = type(held) in (str, dict) or isinstance(held, np.generic)
+        if plain or any(map(kind_of, _options(hint))):
+            object.__setattr__(value, name, _value(hint, held, name))
 
 
 def check_types(value: Any) -> None:
     """Refuses a dataclass whose fields hold values of a wrong type, as Python lets its user build."""
-    cls: Any = type(value)
-    for name, (hint, default) in typed(cls).items():
+    for name, (hint, default) in typed(type(value)).items():
         held = getattr(value, name)
         if held is not default:
             _value(hint, held, name)
-        if dataclasses.is_dataclass(held):
-            check_types(held)
+        for one in held if isinstance(held, tuple) else (held,):
+            if dataclasses.is_dataclass(one):
+                check_types(one)
 
 
 @functools.cache
@@ -143,8 +144,7 @@ def describe(value: Any, changed: bool = False) -> Any:
         return given
     if dataclasses.is_dataclass(value):
         table = {"name": name_of(value)} if is_registered(value) else {}
-        cls: Any = type(value)
-        for name, (_, default) in typed(cls).items():
+        for name, (_, default) in typed(type(value)).items():
             inner = getattr(value, name)
             if inner != default if changed else inner is not None:
                 table[name] = describe(inner, changed and dataclasses.is_dataclass(inner))

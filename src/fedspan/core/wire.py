@@ -23,6 +23,7 @@ from fedspan.core.layout import Ints, all_finite
 from fedspan.core.round import Round
 from fedspan.core.sync import Log, ModelSync, bytes_of
 
+Counts = Ints
 PARTS = {field.name for field in dataclasses.fields(Encoded)}  # of a compressed vector
 
 
