@@ -6,6 +6,7 @@ checksum of a line stands for the whole file up to there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import types
@@ -37,14 +38,18 @@ def read_table(
     path: Path, form: Form = NO_FORM, more: Form = NO_FORM, remedy: str = REMEDY
 ) -> Line:
     """Reads what `write_table` wrote; CheckpointError with a remedy where it is damaged, or not of its form."""
-    try:
-        table = dict(json.loads(path.read_bytes()))
-        damaged = table.pop(CHECK) != digest(json.dumps(table), size=SIZE)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        damaged = True
-    if damaged:
-        raise CheckpointError(f"{str(path)!r} is damaged; {remedy}")
+    table, _ = _parsed(path.read_bytes(), f"{str(path)!r} is damaged; {remedy}")
     return check_form(table, path, form, more, remedy)
+
+
+def _parsed(text: bytes, damaged: str, before: str = "") -> tuple[Line, str]:
+    """Return a table or line and its checksum; `damaged` is the error where the checksum is another one."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        table = dict(json.loads(text))
+        check: str = table.pop(CHECK)
+        if check == digest(before + json.dumps(table), size=SIZE):
+            return table, check
+    raise CheckpointError(damaged)
 
 
 def check_form(
@@ -59,16 +64,16 @@ def check_form(
         more: The same of keys that may be missing; other keys may be anything.
         remedy: What to do about it.
     """
-    if not isinstance(table, dict):
-        raise CheckpointError(f"{str(where)!r} is damaged: it holds {shown(table)}; {remedy}")
-    for key, hint in {**more, **form}.items():
+    wrong = [] if isinstance(table, dict) else [f"it holds {shown(table)}"]
+    for key, hint in {**more, **form}.items() if not wrong else ():
         if key not in table and key in form:
-            raise CheckpointError(f"{str(where)!r} is damaged: it has no {key!r}; {remedy}")
+            wrong.append(f"it has no {key!r}")
         if key in table and not fits(table[key], hint):
-            raise CheckpointError(
-                f"{str(where)!r} is damaged: {key!r} is {shown(table[key])}; {remedy}"
-            )
-    return table
+            wrong.append(f"{key!r} is {shown(table[key])}")
+    if wrong:
+        raise CheckpointError(f"{str(where)!r} is damaged: {wrong[0]}; {remedy}")
+    found: Line = table
+    return found
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -149,18 +154,10 @@ def read_lines(path: Path, until: str | None = None) -> tuple[list[Line], list[s
     for number, text in enumerate(raw, 1):
         if before == until:
             break
-        try:
-            line = dict(json.loads(text))
-            check = line.pop(CHECK)
-            damaged = check != digest(before + json.dumps(line), size=SIZE)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            damaged = True
-        if damaged:
-            raise CheckpointError(
-                f"line {number} of {str(path)!r} is damaged; delete the folder and run again"
-            )
+        damaged = f"line {number} of {str(path)!r} is damaged; delete the folder and run again"
+        line, before = _parsed(text, damaged, before)
         lines.append(line)
-        checks.append(before := check)
+        checks.append(before)
     if until not in (None, before):
         raise CheckpointError(
             f"{str(path)!r} is missing or of another run; put it back, or start the run again"

@@ -154,7 +154,7 @@ def _discover(folder: str) -> None:
 
 def is_registered(value: object) -> bool:
     """Whether a value's class has a registered name."""
-    return any(cls is type(value) for known in _known.values() for cls in known.values())
+    return any(type(value) in known.values() for known in _known.values())
 
 
 def name_of(value: object) -> str:
