@@ -117,7 +117,7 @@ def run(
         how = {"search": "short trials", "auto": "an estimate of the problem's constants"}
         report(f"lr = {spec.method.lr!r}: {how[spec.method.lr]} before the run")
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
-    new = (lambda: ()) if out is None else (lambda: (out / LR, out))
+    new = (lambda: ()) if out is None else (lambda: (out / LR, out / TRIALS, out))
     with removed_on_failure(new, lambda: out is not None and _holds_run(out, of_runs)):
         spec, found, made = with_lr(spec, out, resume=resume)
         rule = None if found is None else found["rule"]
@@ -227,14 +227,11 @@ def _run(
     refusals.check(dataclasses.replace(spec, method=method), callbacks, problem)
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
     with Simulator(method, problem, spec.engine, resume=resume) as clients:
-        if (
-            spec.eval_clients_every is not None
-        ):  # after `KeepBest`: it evaluates the model that is kept
-            last = max(
-                (n for n, one in enumerate(callbacks) if isinstance(one, KeepBest)), default=-1
-            )
-            recorder = Recorder(spec.eval_clients_every, spec.rounds)
-            callbacks = [*callbacks[: last + 1], recorder, *callbacks[last + 1 :]]
+        if spec.eval_clients_every is not None:
+            # after `KeepBest`: it evaluates the model that is kept
+            kept = [n for n, one in enumerate(callbacks, 1) if isinstance(one, KeepBest)]
+            recorder, place = Recorder(spec.eval_clients_every, spec.rounds), max(kept, default=0)
+            callbacks = [*callbacks[:place], recorder, *callbacks[place:]]
         spent = 0.0
         if spec.dp is not None and spec.dp.level == "example":
             examples = ExampleEpsilon(spec.dp, problem)
