@@ -30,7 +30,6 @@ from fedspan.core.errors import (
 from fedspan.core.extras import versions
 from fedspan.core.files import removed_on_failure
 from fedspan.core.json_log import write_table
-from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec, as_callbacks
@@ -133,13 +132,13 @@ def run(
 def _check_seeds(out: Path, seeds: int) -> None:
     """Refuses a directory with a run of another number of seeds."""
     several = len(list(out.glob(f"seed-*/{history.NAME}")))
-    held = several or int((out / history.NAME).exists())
     ended = len(read_outcome(out).get("seeds", ())) if several else 0
-    alone = held == 1 and not several
-    if (alone and seeds > 1) or (several and seeds == 1) or held > seeds or ended not in (0, seeds):
+    held = ended or several or int((out / history.NAME).exists())
+    right = several <= seeds > 1 and ended in (0, seeds) if several else seeds == 1
+    if held and not right:
         raise CheckpointError(
-            f"`seeds` is {seeds}, but {str(out)!r} holds a run of {ended or held}; give the `seeds` that it was begun "
-            "with, or choose another `run_dir`"
+            f"`seeds` is {seeds}, but {str(out)!r} holds a run of {held}; give the `seeds` that it was begun with, or "
+            "choose another `run_dir`"
         )
 
 
@@ -175,27 +174,25 @@ def _one_by_one(
     results: list[Result] = []
     key = None if out is None else signing_key()
     for seed in of_runs:
-        folder, engine = None if out is None else out / f"seed-{seed}", spec.engine
-        begun = [name for name in (CHECKPOINT, OUTCOME) if folder and (folder / name).exists()]
-        if engine.states_dir is not None:
-            states = Path(engine.states_dir) / f"seed-{seed}"
-            engine = dataclasses.replace(engine, states_dir=states)
+        folder, states = (
+            place and Path(place) / f"seed-{seed}" for place in (out, spec.engine.states_dir)
+        )
+        begun = folder and any((folder / name).exists() for name in (CHECKPOINT, OUTCOME))
+        engine = dataclasses.replace(spec.engine, states_dir=states)
         one = dataclasses.replace(spec, seed=seed, engine=engine)
         going_on = resume and bool(begun)
         results.append(_run(one, folder, (seed,), callbacks, made, resume=going_on, apart=True))
         if not results[-1].finished:
             break
-    joined = Result(
-        of_runs[: len(results)],
-        [lines for one in results for lines in one.runs],
-        [status for one in results for status in one.statuses],
-        spec.table(),
-        out,
-        results[0].module,
-        [weights for one in results for weights in one.weights],
-        model_rounds={seed: t for one in results for seed, t in one.model_rounds.items()},
-        usage=results[0].usage,
+    lines, statuses, weights = (
+        [part for one in results for part in getattr(one, name)]
+        for name in ("runs", "statuses", "weights")
     )
+    rounds = {seed: t for one in results for seed, t in one.model_rounds.items()}
+    joined = Result(
+        of_runs[: len(results)], lines, statuses, spec.table(), out, results[0].module, weights,
+        model_rounds=rounds, usage=results[0].usage,
+    )  # fmt: skip
     rows = [{"seed": one.seeds[0], **row} for one in results for row in one.per_client]
     joined.per_client = PerClient(rows, spec.metrics, joined.model_rounds)
     if out is not None and joined.finished:
@@ -220,10 +217,6 @@ def _run(
     if problem is None or problem.seeds != of_runs:
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    costs = None
-    if out is not None:
-        own = {"clients_per_round": clients_per_round, "local_steps": method.local_steps}
-        costs = _costs(method, problem) | own
     refusals.check(dataclasses.replace(spec, method=method), callbacks, problem)
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
     with Simulator(method, problem, spec.engine, resume=resume) as clients:
@@ -261,6 +254,7 @@ def _run(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
                 "no client holds", stacklevel=4,
             )  # fmt: skip
+        costs = None if out is None else _costs(loop)
         result = execute(loop, spec, resume=resume, apart=apart, costs=costs)
     del loop, clients  # which hold the vectors of the server and of the clients
     if isinstance(problem, TorchProblem):
@@ -268,15 +262,17 @@ def _run(
     return result
 
 
-def _costs(method: Method, problem: Problem) -> dict[str, Any]:
+def _costs(loop: Loop) -> dict[str, Any]:
     """What reports show of a run besides its history."""
+    method, problem = loop.method, loop.problem
     state = wire.pack(method.init_client(problem.x0[:1], problem.layout)).values()
     costs: dict[str, Any] = {"client_state": sum(array.nbytes for array in state)}
     if (projected := projected_values(method, problem.layout)) is not None:
         costs["projected"] = list(projected)
     if isinstance(problem, TorchProblem) and problem.test_examples is not None:
         costs["test_examples"] = problem.test_examples
-    return costs
+    own = {"clients_per_round": loop.clients_per_round, "local_steps": method.local_steps}
+    return costs | own
 
 
 def _warn_of_noise(noise: Mechanism, loop: Loop, spec: Spec) -> None:

@@ -110,11 +110,8 @@ class LinearMap:
             return v
         if v.is_meta:  # a dry run: only the shape matters
             return v.new_empty(*v.shape[:2], self.rank)
-        if len(self.factors) == 1:
-            return _down(self.factors[0], self.layout.blocks[0], v)
-        parts = v.split(self.layout.sizes, -1)
-        found = [_down(f, b, part) for f, b, part in self.by_block(parts)]
-        return torch.cat(found, -1)
+        found = [_down(*one) for one in self.by_block(v.split(self.layout.sizes, -1))]
+        return found[0] if len(found) == 1 else torch.cat(found, -1)
 
     def by_block(
         self, parts: Iterable[Vector]
@@ -199,9 +196,8 @@ class Transposed:
                 self._add(z if sign > 0 else -z, x)
             return x
         moved = self @ z
-        if moved is z or moved.shape[1] < x.shape[1]:
-            return x + moved if sign > 0 else x - moved
-        return moved.add_(x) if sign > 0 else torch.sub(x, moved, out=moved)
+        spare = None if moved is z or moved.shape[1] < x.shape[1] else moved
+        return torch.add(x, moved, alpha=sign, out=spare)
 
     def put(self, z: Vector, x: Vector) -> Vector:
         """Return x with z in the place of P x: what is outside the subspace stays."""
@@ -262,15 +258,17 @@ class Projector(ABC):
     def __post_init__(self) -> None:
         if isinstance(self.rank, Mapping):
             object.__setattr__(self, "rank", Ranks(self.rank))
-        for rank in self.rank.values() if isinstance(self.rank, Mapping) else (self.rank,):
+        for rank in self._ranks.values():
             count_or_ratio("rank", rank)
         at_least("refresh", self.refresh, 1)
 
+    @property
+    def _ranks(self) -> Mapping[str, int | float]:
+        return self.rank if isinstance(self.rank, Mapping) else {"*": self.rank}
+
     def asked(self, block: Block) -> int | float:
         """Return what `rank` says of one block: a number of directions or a share of its inputs."""
-        if not isinstance(self.rank, Mapping):
-            return self.rank
-        for pattern, rank in self.rank.items():
+        for pattern, rank in self._ranks.items():
             if fnmatch.fnmatch(block.name, pattern):
                 return rank
         raise SpecError(
