@@ -181,7 +181,7 @@ def spec_of(
     given = Material.of(
         model, clients, test=test, validation=validation, loss=loss, objective=objective
     )
-    usual = {"method": "ssf", "rounds": 100}
+    usual: dict[str, Any] = {"method": "ssf", "rounds": 100}
     spec = Spec(**usual | own | {"task": Custom(objects=given)})
     if (spec.clients_per_round or 0) > len(given.clients):
         raise SpecError(

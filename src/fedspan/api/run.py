@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -175,11 +175,11 @@ def _one_by_one(
     key = None if out is None else signing_key()
     for seed in of_runs:
         folder, states = (
-            place and Path(place) / f"seed-{seed}" for place in (out, spec.engine.states_dir)
+            None if place is None else Path(place, f"seed-{seed}")
+            for place in (out, spec.engine.states_dir)
         )
         begun = folder and any((folder / name).exists() for name in (CHECKPOINT, OUTCOME))
-        engine = dataclasses.replace(spec.engine, states_dir=states)
-        one = dataclasses.replace(spec, seed=seed, engine=engine)
+        one = replace(spec, seed=seed, engine=replace(spec.engine, states_dir=states))
         going_on = resume and bool(begun)
         results.append(_run(one, folder, (seed,), callbacks, made, resume=going_on, apart=True))
         if not results[-1].finished:
@@ -217,7 +217,7 @@ def _run(
     if problem is None or problem.seeds != of_runs:
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    refusals.check(dataclasses.replace(spec, method=method), callbacks, problem)
+    refusals.check(replace(spec, method=method), callbacks, problem)
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
     with Simulator(method, problem, spec.engine, resume=resume) as clients:
         if spec.eval_clients_every is not None:

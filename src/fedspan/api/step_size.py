@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def with_lr(
         if spec.method.lr == "auto":
             if problem.steps is not None:  # the theory's step is for the client with most steps
                 most = int(problem.steps.max())
-                method = dataclasses.replace(method, local_steps=most)
+                method = replace(method, local_steps=most)
             lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds, spec)
             found = {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
         else:
@@ -74,10 +73,10 @@ def with_lr(
             remove(run_dir / TRIALS)
     values, chosen = found["values"], spec.method
     if "server_lr" in values:
-        server = dataclasses.replace(chosen.server, lr=values["server_lr"])  # type: ignore[attr-defined]
-        chosen = dataclasses.replace(chosen, server=server)  # type: ignore[type-var]
-    chosen = dataclasses.replace(chosen, lr=values["lr"])  # type: ignore[type-var]
-    return dataclasses.replace(spec, method=chosen), found, made
+        server = replace(chosen.server, lr=values["server_lr"])  # type: ignore[attr-defined]
+        chosen = replace(chosen, server=server)  # type: ignore[type-var]
+    chosen = replace(chosen, lr=values["lr"])  # type: ignore[type-var]
+    return replace(spec, method=chosen), found, made
 
 
 def _kept_search(
@@ -101,9 +100,9 @@ def _kept_search(
     def keep(trials: list[Trial]) -> None:
         if path is not None:
             make_dir(path.parent)
-            write_table(path, whose | {"trials": [dataclasses.asdict(one) for one in trials]})
+            write_table(path, whose | {"trials": [asdict(one) for one in trials]})
 
-    found = dataclasses.asdict(
+    found = asdict(
         search(
             method, problem, clients_per_round, spec.rounds, spec.search, spec.participation,
             done=done, keep=keep,
@@ -185,12 +184,12 @@ def search(
             trials.append(finished.pop(0))
             return trials[-1]
         finished.clear()
-        tried = dataclasses.replace(method, lr=lr)
+        tried = replace(method, lr=lr)
         at, values, bad, sent = list[int](), list[float](), False, 0
         with Simulator(tried, problem, Engine()) as clients:
             loop = Loop(
                 tried, problem, clients, problem.seeds, clients_per_round, rounds=rounds,
-                chain=Chain(tried, dataclasses.replace(participation, screen=None), runs=len(problem.seeds)),
+                chain=Chain(tried, replace(participation, screen=None), runs=len(problem.seeds)),
                 known_start=participation.known_start, unbiased=participation.unbiased,
             )  # fmt: skip
             for row in loop.rows(length, max(1, length // POINTS)):
@@ -217,7 +216,7 @@ def built(spec: Spec) -> tuple[Any, Any, int]:
     """(method, problem of the first seed, clients per round); a step size that is to be found is 1."""
     problem = spec.task.build((spec.seed,), spec)
     if isinstance(spec.method.lr, str):
-        spec = dataclasses.replace(spec, method=dataclasses.replace(spec.method, lr=1.0))  # type: ignore[type-var]
+        spec = replace(spec, method=replace(spec.method, lr=1.0))  # type: ignore[type-var]
     method, clients_per_round = resolve(spec, problem)
     method.check(problem.layout)
     return method, problem, clients_per_round
@@ -237,5 +236,5 @@ def resolve(spec: Spec, problem: Problem) -> tuple[Method, int]:
     elif spec.epochs is not None:
         steps = max(1, round(spec.epochs * problem.steps_per_epoch))
     if steps != method.local_steps:
-        method = dataclasses.replace(method, local_steps=steps)  # type: ignore[type-var]
+        method = replace(method, local_steps=steps)  # type: ignore[type-var]
     return method, spec.clients_per_round or problem.clients

@@ -15,7 +15,6 @@ from fedspan.engine.history import Mode, judged_by, sign_of
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
-    from fedspan.engine.result import Result
 
 Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
 """Functions that log the values of a round, and that close the tracker."""
@@ -69,25 +68,21 @@ class Logger(Writer):
             if number not in self._trackers:
                 name = f"seed-{run.seeds[number]}" if len(run.seeds) > 1 else ""
                 settings = {
-                    "seed": run.seeds[number],
-                    "method": describe(run.method),
-                    "clients": run.problem.clients,
-                    "clients_per_round": run.clients_per_round,
-                }
+                    "seed": run.seeds[number], "method": describe(run.method),
+                    "clients": run.problem.clients, "clients_per_round": run.clients_per_round,
+                }  # fmt: skip
                 self._trackers[number] = self.open(self.folder(run), name, row.round, settings)
             aside = ("round", "events", "diverged")
             values = {k: v for k, v in line.items() if k not in aside and v is not None}
             log, _ = self._trackers[number]
             log(values, row.round)
 
-    def on_run_end(self, run: Loop, result: Result) -> None:
-        """Close the trackers."""
-        self.on_run_error(run)
-
-    def on_run_error(self, run: Loop) -> None:
+    def on_run_end(self, run: Loop, result: object = None) -> None:
         """Close the trackers."""
         for _, close in self._trackers.values():
             close()
+
+    on_run_error = on_run_end
 
 
 def judged(run: Loop, metric: str | None, mode: Mode | None, number: int = 0) -> tuple[str, int]:

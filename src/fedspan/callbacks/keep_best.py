@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedspan.callbacks._base import check_mode, judged
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError
 from fedspan.core.json_log import REMEDY, check_form
+from fedspan.core.layout import Arrays
 from fedspan.core.registry import register
 from fedspan.core.wire import check_weights
 from fedspan.engine.history import Mode
@@ -35,7 +36,7 @@ class KeepBest(Callback):
 
     metric: str | None = None
     mode: Mode | None = None
-    _kept: dict[int, tuple[float, Any]] = field(
+    _kept: dict[int, tuple[float, Arrays]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -54,8 +55,8 @@ class KeepBest(Callback):
             if not meta["best"].keys() <= set(map(str, range(len(run.seeds)))):
                 raise CheckpointError(f"{str(path)!r} is damaged: it is of other seeds; {REMEDY}")
             for key, value in meta["best"].items():
-                split = [(name.partition("."), array) for name, array in arrays.items()]
-                own = {name: array for (place, _, name), array in split if place == key}
+                named = [(name.partition("."), array) for name, array in arrays.items()]
+                own = {name: array for (place, _, name), array in named if place == key}
                 check_weights(own, run.state_dict(int(key)), repr(str(path)))
                 self._kept[int(key)] = (value, own)
 
@@ -69,12 +70,10 @@ class KeepBest(Callback):
                 self._kept[number], improved = (sign * value, run.state_dict(number)), True
         if not improved or run.run_dir is None:
             return
-        arrays = {
-            f"{number}.{name}": value
-            for number, (_, weights) in self._kept.items()
-            for name, value in weights.items()
-        }
-        best = {str(number): value for number, (value, _) in self._kept.items()}
+        arrays, best = Arrays(), dict[str, float]()
+        for number, (value, weights) in self._kept.items():
+            best[str(number)] = value
+            arrays |= {f"{number}.{name}": array for name, array in weights.items()}
         meta = {"run": run.id, "round": run.t, "best": best}
         checkpoint.save(run.run_dir / BEST, arrays, meta)
 

@@ -121,7 +121,7 @@ class Participation:
                     f"`screen` must be at least 1, got {shown(self.screen)}; None lets every reply count"
                 )
 
-    def shares(self, counts: Ints) -> Floats | None:
+    def shares(self, counts: Ints | Floats) -> Floats | None:
         """The clients' weights, which sum to 1, by their numbers of examples; None where all are equal."""
         if self.weights == "uniform" or len(set(counts.tolist())) <= 1:
             return None

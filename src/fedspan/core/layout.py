@@ -6,10 +6,10 @@ A Vector is a tensor of shape (runs, clients, size): `runs` independent repetiti
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -43,28 +43,28 @@ class Block:
     shape: tuple[int, ...]  # of the tensor
     axis: int | None = None  # the input side, which a projector shortens; None: sent in full
 
-    @functools.cached_property
+    @cached_property
     def size(self) -> int:
         """The number of its elements."""
         return math.prod(self.shape)
 
-    @functools.cached_property
+    @cached_property
     def input_axis(self) -> int:
         """The projected axis of a block that has one."""
         assert self.axis is not None
         return self.axis
 
-    @functools.cached_property
+    @cached_property
     def inputs(self) -> int:
         """Length of the projected axis."""
         return self.shape[self.input_axis]
 
-    @functools.cached_property
+    @cached_property
     def rest(self) -> int:
         """Length of the other axes together."""
         return self.size // self.inputs
 
-    @functools.cached_property
+    @cached_property
     def inputs_last(self) -> bool:
         """Whether the projected axis is the last one, so that no transposition is needed."""
         return self.input_axis == len(self.shape) - 1
@@ -91,17 +91,17 @@ class Layout:
     dtype: torch.dtype = torch.float32  # of the flat vector
     fixed: str = ""  # a digest of the frozen parts of the model, which are never sent and must be the same everywhere
 
-    @functools.cached_property
+    @cached_property
     def sizes(self) -> list[int]:
         """The number of elements of each block."""
         return [block.size for block in self.blocks]
 
-    @functools.cached_property
+    @cached_property
     def size(self) -> int:
         """d: the length of the flat vector."""
         return sum(self.sizes)
 
-    @functools.cached_property
+    @cached_property
     def fingerprint(self) -> str:
         """A short hash; server and clients must have the same."""
         text = repr([(b.name, b.shape, b.axis) for b in self.blocks]) + str(self.dtype) + self.fixed

@@ -85,7 +85,8 @@ class Flat(Objective):
     def grad(self, y: Vector) -> Vector:
         return y.new_zeros(y.shape[0], self.clients, y.shape[-1])
 
-    full_grad = grad
+    def full_grad(self, x: Vector) -> Vector:
+        return self.grad(x)
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         return self.direction(plus)

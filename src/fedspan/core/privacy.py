@@ -11,6 +11,7 @@ from fedspan.core.errors import (
     below_one,
     not_negative,
     number,
+    one_of,
     positive,
     positive_share,
     shown,
@@ -75,11 +76,7 @@ class Privacy:
 
     def __post_init__(self) -> None:
         true_or_false("secure", self.secure)
-        if self.level not in ("client", "example"):
-            raise SpecError(
-                "`level` must be 'client', which protects all data of a client, or 'example', which protects one row, "
-                f"got {shown(self.level)}"
-            )
+        one_of("level", self.level, ("client", "example"))
         given = [name for name in ("noise", "epsilon", "quantile", "leak") if getattr(self, name)]
         if self.clip is not None:
             self._check_noise()

@@ -71,8 +71,8 @@ def refused(
     # unequal local work
     if spec.training.per_client and not method.own_steps:
         yield (
-            f"`training.per_client` is not for {name}, whose replies are of K steps each; leave it out, or use a method "
-            "such as fedavg, scaffold or ssf"
+            f"`training.per_client` is not for {name}, whose replies are of K steps each; leave it out, or use a "
+            "method such as fedavg, scaffold or ssf"
         )
     if spec.training.per_client and spec.dp is not None:
         yield (
@@ -199,8 +199,8 @@ def check_axes(drift: Any, uplink: Any, server: Any, normalize: bool) -> None:
         )
     if not normalize and (drift.in_gradients or uplink.in_gradients):
         raise SpecError(
-            "`normalize` = false is for methods whose clients send the end of their steps; with these settings they send "
-            "a mean gradient, which does not grow with the number of steps; leave it out"
+            "`normalize` = false is for methods whose clients send the end of their steps; with these settings they "
+            "send a mean gradient, which does not grow with the number of steps; leave it out"
         )
     if server.needs_each_reply and uplink.in_gradients:
         raise SpecError(
