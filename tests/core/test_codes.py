@@ -60,6 +60,7 @@ def test_codes_survive_the_wire_and_cost_what_they_promise(
 def promised(compressor: Any, n: int, item: int = 4) -> int:
     """Bytes of a code, from the formulas in the docs."""
     scales = item * math.ceil(n / (getattr(compressor, "bucket", None) or n))
+    chunk, sizes = getattr(compressor, "chunk", None), getattr(compressor, "sizes", 1)
     match registry.name_of(compressor):
         case "identity":
             return item * n
@@ -67,14 +68,15 @@ def promised(compressor: Any, n: int, item: int = 4) -> int:
             return item * compressor.kept(n)
         case "topk":
             return item * compressor.kept(n) + math.ceil(
-                compressor.kept(n) * max(1, math.ceil(math.log2(n))) / 8
+                compressor.kept(n) * max(1, math.ceil(math.log2(min(n, chunk or n)))) / 8
             )
         case "qsgd":
             return math.ceil(n * (1 + math.ceil(math.log2(compressor.levels + 1))) / 8) + scales
         case "natural":
             return math.ceil(n * compressor.bits / 8) + scales
         case "sign":
-            return math.ceil(n / 8) + scales
+            several = 2 if sizes == 2 else 1
+            return math.ceil(several * n / 8) + several * scales
         case "cast":
             return 2 * n + scales
         case _:

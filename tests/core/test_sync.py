@@ -187,12 +187,34 @@ def test_what_a_client_keeps_besides_its_copy_of_the_model() -> None:
         "scafcom": (build("scafcom"), 2 * D * M),
         "scaffnew": (build("scaffnew"), D * M + 2),
         "tamuna": (build("tamuna"), D * M + 2),
+        "fednova": (build("fednova"), 0),
+        "fedsmu": (build("fedsmu"), D * M),
+        "sparseloco": (build("sparseloco"), 3 * D * M + 1),
     }
     kept |= {
         name: (build(name), D * M)
-        for name in ("ef", "ef21", "qsparse", "doublesqueeze", "scallion", "powersgd", "fedvarp", "feddyn")
+        for name in (
+            "ef",
+            "ef21",
+            "qsparse",
+            "doublesqueeze",
+            "scallion",
+            "powersgd",
+            "fedvarp",
+            "feddyn",
+        )
     }
-    nothing = ("mimelite", "fedexp", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedit", "ffalora")
+    nothing = (
+        "mimelite",
+        "fedexp",
+        "fedprox",
+        "fedavgm",
+        "fedadam",
+        "fedyogi",
+        "fedadagrad",
+        "fedit",
+        "ffalora",
+    )
     kept |= {name: (build(name), 0) for name in nothing}
     assert {"stale", *registry.choices("method")} == set(kept)
     for method, numbers in kept.values():

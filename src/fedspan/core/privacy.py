@@ -11,7 +11,6 @@ from fedspan.core.errors import (
     below_one,
     not_negative,
     number,
-    one_of,
     positive,
     positive_share,
     shown,
@@ -76,7 +75,11 @@ class Privacy:
 
     def __post_init__(self) -> None:
         true_or_false("secure", self.secure)
-        one_of("level", self.level, ("client", "example"))
+        if self.level not in ("client", "example"):
+            raise SpecError(
+                "`level` must be 'client', which protects all data of a client, or 'example', which protects one row, "
+                f"got {shown(self.level)}"
+            )
         given = [name for name in ("noise", "epsilon", "quantile", "leak") if getattr(self, name)]
         if self.clip is not None:
             self._check_noise()

@@ -19,6 +19,7 @@ from fedspan.core.spec import Spec
 
 SUMMED = (
     "fedavg", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "scaffold", "subavg", "ssf", "ffalora", "fedit",
+    "feddyn", "fednova", "fedvarp", "mimelite",
 )  # fmt: skip  # methods whose server needs the sum of the replies alone
 
 
