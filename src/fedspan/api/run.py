@@ -30,6 +30,7 @@ from fedspan.core.errors import (
 from fedspan.core.extras import versions
 from fedspan.core.files import removed_on_failure
 from fedspan.core.json_log import write_table
+from fedspan.core.layout import Seeds
 from fedspan.core.objective import Problem
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec, as_callbacks
@@ -142,7 +143,7 @@ def _check_seeds(out: Path, seeds: int) -> None:
         )
 
 
-def _holds_run(out: Path, of_runs: tuple[int, ...]) -> bool:
+def _holds_run(out: Path, of_runs: Seeds) -> bool:
     """Whether a directory has something to resume."""
     folders = (out, *(out / f"seed-{seed}" for seed in of_runs))
     return any((folder / CHECKPOINT).exists() for folder in folders)
@@ -164,7 +165,7 @@ def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
 def _one_by_one(
     spec: Spec,
     out: Path | None,
-    of_runs: tuple[int, ...],
+    of_runs: Seeds,
     callbacks: Sequence[Callback],
     made: list[Problem],
     *,
@@ -205,7 +206,7 @@ def _one_by_one(
 def _run(
     spec: Spec,
     out: Path | None,
-    of_runs: tuple[int, ...],
+    of_runs: Seeds,
     callbacks: Sequence[Callback],
     made: list[Problem],
     *,

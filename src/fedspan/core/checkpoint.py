@@ -13,6 +13,7 @@ from typing import Any
 
 import safetensors
 import torch
+from torch import Tensor
 
 from fedspan.core import system
 from fedspan.core.digest import digest_of_arrays, raw
@@ -26,7 +27,7 @@ KINDS = {
 }  # fmt: skip  # safetensors' names
 
 
-def save(path: Path, arrays: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+def save(path: Path, arrays: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Writes named arrays and a small JSON table."""
     text = json.dumps(meta)
     about = {"format": FORMAT, "meta": text, "checksum": digest_of_arrays(arrays, text, size=16)}
@@ -35,7 +36,7 @@ def save(path: Path, arrays: dict[str, torch.Tensor], meta: dict[str, Any]) -> N
 
 def write_tensors(
     path: Path,
-    arrays: dict[str, torch.Tensor],
+    arrays: dict[str, Tensor],
     about: dict[str, str] | None = None,
     private: bool = False,
 ) -> None:
@@ -58,7 +59,7 @@ def write_tensors(
     write_atomic(path, len(text).to_bytes(8, "little"), text, *raws, private=private)
 
 
-def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Reads what `save` wrote; raises CheckpointError if the file is missing, truncated or altered."""
     if not path.is_file():
         raise CheckpointError(
@@ -82,7 +83,7 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         ) from None
 
 
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Reads the arrays and the metadata of a safetensors file, which may then be deleted or replaced."""
     # opened once: a new checkpoint may replace the file at any moment
     with safetensors.safe_open(path, "pt") as file:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 SAMPLED = 64  # numbers of a tensor that are looked at
 SIZE = 8  # bytes of a hash that only tells two things apart; 16 hold against damage of large files
@@ -31,7 +31,7 @@ def digest(*parts: str | bytes | memoryview, size: int = SIZE) -> str:
     return found.hexdigest()
 
 
-def digest_of_arrays(arrays: Mapping[str, torch.Tensor], *parts: str, size: int = SIZE) -> str:
+def digest_of_arrays(arrays: Mapping[str, Tensor], *parts: str, size: int = SIZE) -> str:
     """A hash of texts, and of named arrays with their types and shapes, in the order of their names."""
     found = list[str | memoryview](parts)
     for name in sorted(arrays):
@@ -45,13 +45,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def raw(array: torch.Tensor) -> memoryview:
+def raw(array: Tensor) -> memoryview:
     """The bytes of an array, without a copy."""
     flat = array.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def sampled(array: torch.Tensor) -> list[Any]:
+def sampled(array: Tensor) -> list[Any]:
     """Some numbers of a tensor, evenly spread."""
     return list(array[..., :: max(1, array.shape[-1] // SAMPLED)].tolist())
 
@@ -85,7 +85,7 @@ def _plain(value: Any) -> str:
     """A value as a text that is the same in every process; objects of other kinds count by their type."""
     if isinstance(value, CodeType):
         return repr((value.co_code.hex(), value.co_names, [_plain(one) for one in value.co_consts]))
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {sampled(value.detach().reshape(-1))}"
     if isinstance(value, np.ndarray):
         return _plain(value.tolist()) if value.size <= SAMPLED else f"{value.shape}"
@@ -102,7 +102,7 @@ def _plain(value: Any) -> str:
     text = type(value).__qualname__
     if isinstance(value, nn.Module):
         text = module_text(value) + _plain(value.state_dict())
-    scalars, own = (str, int, float, tuple, torch.Tensor), getattr(value, "__dict__", {})
+    scalars, own = (str, int, float, tuple, Tensor), getattr(value, "__dict__", {})
     kept = {k: v for k, v in own.items() if k[:1] != "_" and isinstance(v, scalars)}
     return text + _plain(kept)
 

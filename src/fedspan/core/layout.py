@@ -14,17 +14,19 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fedspan.core.digest import digest
 from fedspan.core.errors import SpecError
 
-Vector = torch.Tensor
+Vector = Tensor
 """A tensor of shape (runs, clients, size): seeds that are computed together, the clients of a round (one for what the
 server holds), and the values of the model or of the subspace."""
 
-Arrays = dict[str, torch.Tensor]
+Arrays = dict[str, Tensor]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Seeds = tuple[int, ...]  # one per run
 Floats = npt.NDArray[np.float64]
 Measures = Mapping[str, Floats]  # name → one value per run
 
@@ -69,12 +71,12 @@ class Block:
         """Whether the projected axis is the last one, so that no transposition is needed."""
         return self.input_axis == len(self.shape) - 1
 
-    def rows(self, v: Vector) -> torch.Tensor:
+    def rows(self, v: Vector) -> Tensor:
         """Return the block's part of a vector as rows along the projected axis: (runs, clients · rest, inputs)."""
         moved: Vector = v.unflatten(-1, self.shape).movedim(self.input_axis + 2, -1)
         return moved.reshape(v.shape[0], -1, self.inputs)
 
-    def vector(self, rows: torch.Tensor, clients: int) -> Vector:
+    def vector(self, rows: Tensor, clients: int) -> Vector:
         """Return the inverse of `rows`: (runs, clients · rest, inputs) → (runs, clients, size)."""
         shape = list(self.shape)
         shape.append(shape.pop(self.input_axis))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedspan.core.errors import SpecError
-from fedspan.core.layout import Arrays, Bools, Floats, Ints, Layout, Measures, Vector
+from fedspan.core.layout import Arrays, Bools, Floats, Ints, Layout, Measures, Seeds, Vector
 from fedspan.core.projector import LinearMap
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Flat(Objective):
 class Problem(ABC):
     """A task with its data in place, for one or several runs."""
 
-    seeds: tuple[int, ...]  # one per run
+    seeds: Seeds  # one per run
     layout: Layout
     x0: Vector  # (runs, 1, d)
     clients: int  # N

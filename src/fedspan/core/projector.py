@@ -19,10 +19,11 @@ from typing import Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedspan.core import seeds
 from fedspan.core.errors import ProtocolError, SpecError, at_least, count_or_ratio
-from fedspan.core.layout import Block, Layout, Vector
+from fedspan.core.layout import Block, Layout, Seeds, Vector
 
 PROBE_TOLERANCE = 1e-9  # far above rounding between machines (1e-12), far below any real difference
 SMALL = 1 << 18  # values of P below which several epochs are drawn at once
@@ -38,9 +39,7 @@ class Factor(ABC):
     A subclass is a dataclass whose tensors have the runs as their first axis.
     """
 
-    index: torch.Tensor | None = (
-        None  # (runs, 1, r): the inputs that P picks, if it does nothing else
-    )
+    index: Tensor | None = None  # (runs, 1, r): the inputs that P picks, if it does nothing else
 
     @property
     @abstractmethod
@@ -48,19 +47,19 @@ class Factor(ABC):
         """r."""
 
     @abstractmethod
-    def down(self, v: torch.Tensor) -> torch.Tensor:
+    def down(self, v: Tensor) -> Tensor:
         """Return v Pᵀ: (runs, n, d) → (runs, n, r)."""
 
     @abstractmethod
-    def up(self, z: torch.Tensor) -> torch.Tensor:
+    def up(self, z: Tensor) -> Tensor:
         """Return z P: (runs, n, r) → (runs, n, d)."""
 
     @abstractmethod
-    def columns(self) -> torch.Tensor:
+    def columns(self) -> Tensor:
         """Return Pᵀ as an array (runs, d, r), for tasks that multiply their data by it."""
 
     @abstractmethod
-    def probe(self) -> torch.Tensor:
+    def probe(self) -> Tensor:
         """Return one float64 value per run that differs between different P; shape (runs, 1, 1)."""
 
     def cut(self, runs: slice) -> Self:
@@ -71,14 +70,14 @@ class Factor(ABC):
         """Return the same on another device."""
         return self._each(lambda part: part.to(device))
 
-    def _each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+    def _each(self, function: Callable[[Tensor], Tensor]) -> Self:
         other = object.__new__(type(self))
         for name, part in vars(self).items():
-            vars(other)[name] = function(part) if isinstance(part, torch.Tensor) else part
+            vars(other)[name] = function(part) if isinstance(part, Tensor) else part
         return other
 
 
-def picked(factor: Factor | None) -> torch.Tensor | None:
+def picked(factor: Factor | None) -> Tensor | None:
     """Return the inputs that a factor picks; None if it is not a choice of coordinates."""
     return None if factor is None else factor.index
 
@@ -90,7 +89,7 @@ class LinearMap:
         self,
         layout: Layout,
         factors: tuple[Factor | None, ...],
-        probe: torch.Tensor | None = None,
+        probe: Tensor | None = None,
         sizes: list[int] | None = None,
     ) -> None:
         self.layout, self.factors = layout, factors
@@ -113,9 +112,7 @@ class LinearMap:
         found = [_down(*one) for one in self.by_block(v.split(self.layout.sizes, -1))]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
 
-    def by_block(
-        self, parts: Iterable[Vector]
-    ) -> Iterator[tuple[Factor | None, Block, torch.Tensor]]:
+    def by_block(self, parts: Iterable[Vector]) -> Iterator[tuple[Factor | None, Block, Tensor]]:
         """Return (factor, block, part) of each block."""
         return zip(self.factors, self.layout.blocks, parts, strict=True)
 
@@ -144,7 +141,7 @@ class LinearMap:
         probe = None if self.probe is None else self.probe[runs]
         return LinearMap(self.layout, factors, probe, self.sizes)
 
-    def agree(self, probe: torch.Tensor | None) -> None:
+    def agree(self, probe: Tensor | None) -> None:
         """Raise ProtocolError unless the other end drew the same P."""
         own = self.probe
         if probe is own:
@@ -223,7 +220,7 @@ def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
     return rows.view(runs, clients, -1) if block.inputs_last else block.vector(rows, clients)
 
 
-def _columns(index: torch.Tensor, block: Block, v: Vector) -> tuple[torch.Tensor, torch.Tensor]:
+def _columns(index: Tensor, block: Block, v: Vector) -> tuple[Tensor, Tensor]:
     """Return v with the projected axis last, and the picked columns of every row: views, so that nothing is copied."""
     full = v.unflatten(-1, block.shape).movedim(block.input_axis + 2, -1)
     return full, index.view(index.shape[0], *[1] * (full.dim() - 2), -1).expand(
@@ -308,7 +305,7 @@ class Projector(ABC):
             factors.append(factor)
         return LinearMap(layout, tuple(factors))
 
-    def of_epochs(self, layout: Layout, of_runs: tuple[int, ...], epochs: range) -> LinearMap:
+    def of_epochs(self, layout: Layout, of_runs: Seeds, epochs: range) -> LinearMap:
         """Return P of consecutive epochs of all runs: those of the first epoch, then those of the next."""
         return self.sample(layout, seeds.keys_of_rounds(of_runs, "projector", epochs).reshape(-1))
 
@@ -336,7 +333,7 @@ def _check_once(projector: Projector, factor: Factor, inputs: int, dtype: torch.
 
 
 @functools.lru_cache(maxsize=64)
-def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: int) -> LinearMap:
+def draw(projector: Projector, layout: Layout, of_runs: Seeds, epoch: int) -> LinearMap:
     """Return P of one epoch between two refreshes; cached, because both ends and several steps of a round need it."""
     values = sum(projector.rank_of(b) * b.inputs for b in layout.blocks if b.axis is not None)
     ahead = AT_ONCE if values <= SMALL // AT_ONCE else 1
@@ -345,7 +342,7 @@ def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: 
 
 @functools.lru_cache(maxsize=16)
 def _epochs(
-    projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int
+    projector: Projector, layout: Layout, of_runs: Seeds, part: int, ahead: int
 ) -> list[LinearMap]:
     """Return `ahead` consecutive epochs in one draw; each depends on its own key only, so this changes no bit."""
     runs, epochs = len(of_runs), range(part * ahead, (part + 1) * ahead)

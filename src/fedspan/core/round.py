@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedspan.core.layout import Ints, Layout, Vector
+from fedspan.core.layout import Ints, Layout, Seeds, Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +41,12 @@ class Round:
     """What server and clients know of a round without a message, for the clients that take part in it."""
 
     t: int  # the number of the round, from 0
-    seeds: tuple[int, ...]  # one per run
+    seeds: Seeds  # one per run
     clients: int  # N
     layout: Layout  # of the model
     ids: Ints  # (runs, S): who takes part
     last_round: Ints  # (runs, S): the round in which each one last took part, -1 for none
-    weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N; None: 1/N each
+    weights: Tensor | None = None  # (runs, S, 1): shares w_i of all N; None: 1/N each
     unbiased: bool = False  # whether means are divided by S/N instead of Σ_S w_i
     everyone: Ints | None = None  # (runs, N): `last_round` of all, at the server
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
@@ -53,13 +54,13 @@ class Round:
     known_start: bool = False  # whether clients have the initial x: new ones need changes only
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
     overwrite: bool = False  # whether a new state, not x, may take the old one's place
-    steps: torch.Tensor | None = None  # (runs, S, 1): K_i, where each client has its own
+    steps: Tensor | None = None  # (runs, S, 1): K_i, where each client has its own
     privacy: Terms | None = None  # what clients do to their replies
     robust: bool = False  # whether an aggregator takes the place of the mean of the replies
     q: float | None = None  # with privacy: the probability to take part, which then counts
 
     @property
-    def share(self) -> torch.Tensor | float:
+    def share(self) -> Tensor | float:
         """The share of all clients that takes part, by which means are divided.
 
         It is Σ_S w_i, or its expectation S/N with `unbiased`; S/N with equal weights, and q with privacy.
@@ -71,7 +72,7 @@ class Round:
         return self.weights.sum(1, keepdim=True)
 
     @property
-    def pace(self) -> torch.Tensor | float:
+    def pace(self) -> Tensor | float:
         """K̄ / K: the mean number of steps of the round's clients, by their weights, over `local_steps`."""
         if self.steps is None:
             return 1.0

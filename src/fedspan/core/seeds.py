@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedspan.core.layout import Floats, Ints
+from fedspan.core.layout import Floats, Ints, Seeds
 
 Keys = npt.NDArray[np.uint64]
 
@@ -95,12 +95,12 @@ def key(seed: int, purpose: str, *path: int) -> int:
     return k
 
 
-def keys(seeds: tuple[int, ...], purpose: str, *path: int) -> Keys:
+def keys(seeds: Seeds, purpose: str, *path: int) -> Keys:
     """The same stream in each of several runs: one key per run."""
     return np.array([key(seed, purpose, *path) for seed in seeds], np.uint64)
 
 
-def keys_of_rounds(seeds: tuple[int, ...], purpose: str, rounds: range, *path: int) -> Keys:
+def keys_of_rounds(seeds: Seeds, purpose: str, rounds: range, *path: int) -> Keys:
     """`keys(seeds, purpose, t, *path)` of several rounds t at once, (rounds, runs)."""
     found = children(keys(seeds, purpose), np.array(rounds)[:, None])
     for part in path:

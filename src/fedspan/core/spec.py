@@ -28,7 +28,6 @@ from fedspan.core.errors import (
     SpecError,
     at_least,
     at_most,
-    items,
     one_line,
     path_of,
     positive,
@@ -85,8 +84,8 @@ class Spec(Settings):
         if self.device.startswith("meta"):
             raise SpecError(f"`device` {self.device!r} holds no numbers; use 'auto' or 'cpu'")
         for name in ("rounds", "eval_every", "eval_clients_every", "clients_per_round"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
+            if (count := getattr(self, name)) is not None:
+                at_least(name, count, 1)
         at_most("rounds", self.rounds, 10**9)
         if self.eval_clients_every is not None and self.eval_clients_every % self.eval_every:
             raise SpecError(
@@ -109,9 +108,6 @@ class Spec(Settings):
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Spec:
         """A spec from nested plain values; every key and type is checked."""
-        for name in items("metrics", table.get("metrics", ())):
-            if not isinstance(name, str):
-                raise SpecError(f"`metrics` must be a list of names, got {shown(name)}")
         for kind in ("method", "task"):  # a key that stands outside of its table
             given = table.get(kind)
             name = given.get("name") if isinstance(given, Mapping) else None
@@ -129,12 +125,12 @@ class Spec(Settings):
 
     def table(self) -> Table:
         """Nested plain values with all defaults."""
-        metrics: list[Any] = []
-        for one in self.metrics:  # by name; of a class, an object or a function also what it is
-            named: Table = {"name": column_of(one), "source": source_of(one)}
-            if (higher := direction_of(one)) is not None:
-                named["higher_is_better"] = higher
-            metrics.append(one if isinstance(one, str) else named)
+        metrics = list(self.metrics)
+        for place, one in enumerate(metrics):  # of a class, an object or a function what it is
+            if not isinstance(one, str):
+                metrics[place] = {"name": column_of(one), "source": source_of(one)}
+                if (higher := direction_of(one)) is not None:
+                    metrics[place]["higher_is_better"] = higher
         table: Table = tables.describe(self)
         return table | {"metrics": metrics}
 
