@@ -152,14 +152,13 @@ class _LastWeights(Callback):
     def __init__(self, seed: int) -> None:
         self.seed, self.weights = seed, dict[str, torch.Tensor]()
 
-    def on_run_error(self, run: Any) -> None:
-        weights = run.state_dict() if run.t and run.seeds[0] == self.seed else {}
-        if weights and all(torch.isfinite(value).all() for value in weights.values()):
+    def on_run_end(self, run: Any, result: Result | None = None) -> None:
+        weights = run.state_dict() if result is None else result.weights[0]
+        finite = all(torch.isfinite(value).all() for value in weights.values())
+        if run.seeds[0] == self.seed and (result is not None or (run.t and finite)):
             self.weights = weights
 
-    def on_run_end(self, run: Any, result: Result) -> None:
-        if run.seeds[0] == self.seed:
-            self.weights = result.weights[0]
+    on_run_error = on_run_end
 
 
 def spec_of(

@@ -79,10 +79,9 @@ def check_form(
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value of JSON is of a type; numbers are finite, a whole one is a `float` too, and True is none."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is list:
-        return isinstance(value, list) and all(fits(one, inner[0]) for one in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(fits(one, inner[1]) for one in value.values())
+    if origin in (list, dict):
+        members = value.values() if isinstance(value, dict) else value
+        return isinstance(value, origin) and all(fits(one, inner[-1]) for one in members)
     if origin is types.UnionType:
         return any(fits(value, one) for one in inner)
     if hint is float and type(value) is float:
