@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspan.core.callback import Callback
-from fedspan.core.errors import SpecError, one_of
+from fedspan.core.errors import SpecError
 from fedspan.core.tables import describe
 from fedspan.engine.history import Mode, judged_by, sign_of
 
@@ -89,9 +89,3 @@ def judged(run: Loop, metric: str | None, mode: Mode | None, number: int = 0) ->
     """Return the metric that a run is judged by, and the sign with which more of it is better."""
     metric = judged_by(run.lines[number], metric, run.metrics)
     return metric, sign_of(metric, run.metrics, mode)
-
-
-def check_mode(mode: Mode | None) -> None:
-    """Refuse what is neither "min" nor "max"."""
-    if mode is not None:
-        one_of("mode", mode, ("min", "max"))

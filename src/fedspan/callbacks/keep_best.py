@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fedspan.callbacks._base import check_mode, judged
+from fedspan.callbacks._base import judged
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError
@@ -40,9 +40,6 @@ class KeepBest(Callback):
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def __post_init__(self) -> None:
-        check_mode(self.mode)
-
     def on_run_start(self, run: Loop) -> None:
         """Take up the best model of an interrupted run."""
         self._kept.clear()
@@ -55,8 +52,8 @@ class KeepBest(Callback):
             if not meta["best"].keys() <= set(map(str, range(len(run.seeds)))):
                 raise CheckpointError(f"{str(path)!r} is damaged: it is of other seeds; {REMEDY}")
             for key, value in meta["best"].items():
-                named = [(name.partition("."), array) for name, array in arrays.items()]
-                own = {name: array for (place, _, name), array in named if place == key}
+                place = f"{key}."
+                own = {k.removeprefix(place): v for k, v in arrays.items() if k.startswith(place)}
                 check_weights(own, run.state_dict(int(key)), repr(str(path)))
                 self._kept[int(key)] = (value, own)
 
@@ -70,10 +67,12 @@ class KeepBest(Callback):
                 self._kept[number], improved = (sign * value, run.state_dict(number)), True
         if not improved or run.run_dir is None:
             return
-        arrays, best = Arrays(), dict[str, float]()
-        for number, (value, weights) in self._kept.items():
-            best[str(number)] = value
-            arrays |= {f"{number}.{name}": array for name, array in weights.items()}
+        arrays = {
+            f"{number}.{name}": array
+            for number, (_, weights) in self._kept.items()
+            for name, array in weights.items()
+        }
+        best = {str(number): value for number, (value, _) in self._kept.items()}
         meta = {"run": run.id, "round": run.t, "best": best}
         checkpoint.save(run.run_dir / BEST, arrays, meta)
 

@@ -6,14 +6,13 @@ checksum of a line stands for the whole file up to there.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import types
-import typing
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from fedspan.core.digest import digest
 from fedspan.core.errors import CheckpointError, shown
@@ -44,10 +43,9 @@ def read_table(
 
 def _parsed(text: bytes, damaged: str, before: str = "") -> tuple[Line, str]:
     """Return a table or line and its checksum; `damaged` is the error where the checksum is another one."""
-    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
         table = dict(json.loads(text))
-        check: str = table.pop(CHECK)
-        if check == digest(before + json.dumps(table), size=SIZE):
+        if (check := table.pop(CHECK)) == digest(before + json.dumps(table), size=SIZE):
             return table, check
     raise CheckpointError(damaged)
 
@@ -64,25 +62,24 @@ def check_form(
         more: The same of keys that may be missing; other keys may be anything.
         remedy: What to do about it.
     """
-    wrong = [] if isinstance(table, dict) else [f"it holds {shown(table)}"]
-    for key, hint in {**more, **form}.items() if not wrong else ():
+    damaged = f"{str(where)!r} is damaged"
+    if not isinstance(table, dict):
+        raise CheckpointError(f"{damaged}: it holds {shown(table)}; {remedy}")
+    for key, hint in {**more, **form}.items():
         if key not in table and key in form:
-            wrong.append(f"it has no {key!r}")
+            raise CheckpointError(f"{damaged}: it has no {key!r}; {remedy}")
         if key in table and not fits(table[key], hint):
-            wrong.append(f"{key!r} is {shown(table[key])}")
-    if wrong:
-        raise CheckpointError(f"{str(where)!r} is damaged: {wrong[0]}; {remedy}")
-    found: Line = table
-    return found
+            raise CheckpointError(f"{damaged}: {key!r} is {shown(table[key])}; {remedy}")
+    return table
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value of JSON is of a type; numbers are finite, a whole one is a `float` too, and True is none."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    origin, inner = get_origin(hint), get_args(hint)
     if origin in (list, dict):
         members = value.values() if isinstance(value, dict) else value
         return isinstance(value, origin) and all(fits(one, inner[-1]) for one in members)
-    if origin is types.UnionType:
+    if origin is UnionType:
         return any(fits(value, one) for one in inner)
     if hint is float and type(value) is float:
         return math.isfinite(value)

@@ -161,7 +161,10 @@ class Spec(Settings):
 def as_callbacks(given: Any) -> tuple[Callback, ...]:
     """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
     several = given if isinstance(given, list | tuple) else (given,)
-    return tuple(tables.build("callback", one, "callbacks") for one in several)
+    found = tuple(tables.build("callback", one, "callbacks") for one in several)
+    for one in found:
+        tables.check_types(one)
+    return found
 
 
 def read_toml(path: Path) -> Table:
