@@ -109,8 +109,10 @@ class LinearMap:
             return v
         if v.is_meta:  # a dry run: only the shape matters
             return v.new_empty(*v.shape[:2], self.rank)
-        found = [_down(*one) for one in self.by_block(v.split(self.layout.sizes, -1))]
-        return found[0] if len(found) == 1 else torch.cat(found, -1)
+        if len(self.factors) == 1:
+            return _down(self.factors[0], self.layout.blocks[0], v)
+        parts = v.split(self.layout.sizes, -1)
+        return torch.cat([_down(*one) for one in self.by_block(parts)], -1)
 
     def by_block(self, parts: Iterable[Vector]) -> Iterator[tuple[Factor | None, Block, Tensor]]:
         """Return (factor, block, part) of each block."""

@@ -131,7 +131,9 @@ class Round:
 
         With an aggregator it is the median, over those clients whose numbers are not all zero.
         """
-        if v.shape[1] == 1 < self.ids.shape[1] or not self.robust:
+        if v.shape[1] == 1 < self.ids.shape[1]:
+            return v
+        if not self.robust:
             return v.mean(1, keepdim=True)
         known = v.masked_fill(~v.any(-1, keepdim=True), torch.nan)
         return known.nanquantile(0.5, 1, keepdim=True).nan_to_num(0.0)

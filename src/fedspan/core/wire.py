@@ -21,7 +21,7 @@ from fedspan.core.errors import CheckpointError, ProtocolError
 from fedspan.core.layout import Arrays as Arrays
 from fedspan.core.layout import Ints, all_finite
 from fedspan.core.round import Round
-from fedspan.core.sync import Log, ModelSync, bytes_of
+from fedspan.core.sync import Log, ModelSync
 
 Counts = Ints
 PARTS = {field.name for field in dataclasses.fields(Encoded)}  # of a compressed vector
@@ -69,7 +69,10 @@ def sizes(message: Bundle) -> Ints | int:
     """Payload bytes of a cohort's message for each client: (runs, clients), or one number where all are alike."""
     found: Ints | int = 0
     for part in vars(message).values():
-        found = found + (part.sizes() if isinstance(part, ModelSync) else bytes_of(part))
+        if isinstance(part, torch.Tensor):
+            found = found + part.shape[-1] * part.itemsize
+        else:
+            found = found + (part.bytes if isinstance(part, Encoded) else part.sizes())
     return found
 
 
@@ -148,11 +151,11 @@ class Ledger:
 
     def sent(self, rnd: Round, sizes: Ints | int) -> None:
         """Ints the downloads of a round; `sizes` is (runs, S), or one number for all."""
-        self.down.reshape(-1)[rnd.rows] += np.ravel(sizes)
+        self.down.reshape(-1)[rnd.rows] += np.asarray(sizes).reshape(-1)
 
     def received(self, rnd: Round, sizes: Ints | int) -> None:
         """Ints the replies of a round."""
-        self.up.reshape(-1)[rnd.rows] += np.ravel(sizes)
+        self.up.reshape(-1)[rnd.rows] += np.asarray(sizes).reshape(-1)
 
     def totals(self) -> tuple[Ints, Ints]:
         """(up, down) of each run so far."""
