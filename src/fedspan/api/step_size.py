@@ -33,8 +33,13 @@ WORSE = 2.0  # a trial whose measure is above this multiple of the start has div
 TURNED = 1.3  # so has one above this multiple of its lowest value and above half the start
 POINTS = 30  # evaluations per trial
 TRIAL = {
-    "lr": float, "rounds": int, "at": list[int], "values": list[Any], "diverged": bool, "bytes": int
-}  # fmt: skip
+    "lr": float,
+    "rounds": int,
+    "at": list[int],
+    "values": list[Any],
+    "diverged": bool,
+    "bytes": int,
+}
 
 
 def with_lr(

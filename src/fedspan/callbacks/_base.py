@@ -68,9 +68,11 @@ class Logger(Writer):
             if number not in self._trackers:
                 name = f"seed-{run.seeds[number]}" if len(run.seeds) > 1 else ""
                 settings = {
-                    "seed": run.seeds[number], "method": describe(run.method),
-                    "clients": run.problem.clients, "clients_per_round": run.clients_per_round,
-                }  # fmt: skip
+                    "seed": run.seeds[number],
+                    "method": describe(run.method),
+                    "clients": run.problem.clients,
+                    "clients_per_round": run.clients_per_round,
+                }
                 self._trackers[number] = self.open(self.folder(run), name, row.round, settings)
             aside = ("round", "events", "diverged")
             values = {k: v for k, v in line.items() if k not in aside and v is not None}

@@ -12,17 +12,27 @@ Amount = float | Mapping[str, float] | str
 DEVICES = ("up_mbit", "down_mbit", "latency", "step_seconds")
 PRESETS: dict[str, dict[str, Any]] = {
     "datacenter": {
-        "up_mbit": 10_000.0, "down_mbit": 10_000.0, "latency": 0.001, "step_seconds": 0.01, "available": 1.0
+        "up_mbit": 10_000.0,
+        "down_mbit": 10_000.0,
+        "latency": 0.001,
+        "step_seconds": 0.01,
+        "available": 1.0,
     },
     "hospitals": {
-        "up_mbit": {"low": 1.0, "high": 100.0}, "down_mbit": {"low": 1.0, "high": 100.0}, "latency": 0.05,
-        "step_seconds": {"low": 0.02, "high": 0.2}, "available": 1.0,
+        "up_mbit": {"low": 1.0, "high": 100.0},
+        "down_mbit": {"low": 1.0, "high": 100.0},
+        "latency": 0.05,
+        "step_seconds": {"low": 0.02, "high": 0.2},
+        "available": 1.0,
     },
     "phones": {
-        "up_mbit": {"low": 0.5, "high": 20.0}, "down_mbit": {"low": 0.5, "high": 20.0}, "latency": 0.1,
-        "step_seconds": {"low": 0.05, "high": 1.0}, "available": 0.1,
+        "up_mbit": {"low": 0.5, "high": 20.0},
+        "down_mbit": {"low": 0.5, "high": 20.0},
+        "latency": 0.1,
+        "step_seconds": {"low": 0.05, "high": 1.0},
+        "available": 0.1,
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, kw_only=True)
