@@ -194,7 +194,7 @@ def test_callbacks_and_settings_as_they_come_to_mind() -> None:
     ]
     assert torch.equal(*clipped)
     with pytest.raises(
-        SpecError, match=r"`participation` must be Participation\(…\), got 'uniform'"
+        SpecError, match=r"`participation` must be Participation\(…\) or a table, got 'uniform'"
     ):
         fit(participation="uniform")
     with pytest.raises(

@@ -86,7 +86,7 @@ def test_every_constructor_takes_a_part_by_name_by_table_or_as_it_is(
         ({"uplink": "qsdg"}, "`uplink` must be one of .* got 'qsdg' .did you mean 'qsgd'"),
         (
             {"uplink": "compose"},
-            "`uplink` 'compose' needs `outer` too; write {name = 'compose', outer = …}",
+            "`uplink.outer` is missing; it has no default",
         ),
         (
             {"uplink": 3},

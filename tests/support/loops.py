@@ -17,7 +17,6 @@ from fedspan.core.config import Participation, Settings
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
-from fedspan.core.sync import subset
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.replies.chain import Chain, Replies
@@ -89,7 +88,8 @@ class Scripted:
         )
         if not len(there):
             return Replies(there, None)
-        down = subset(down, there)
+        if (sync := down.get("sync")) is not None:
+            down = down.replace(sync=replace(sync, last_round=sync.last_round[:, there]))
         found = self.inner.exchange(rnd.subset(there), down, buffers, chain)
         return replace(found, places=there[found.places], sent=None)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fedspan.api.run import as_callbacks, run
+from fedspan.api.run import run
 from fedspan.core import registry, tables
 from fedspan.core.callback import Callback
 from fedspan.core.config import Engine, Participation, Projection, Training
-from fedspan.core.errors import SpecError, at_least, did_you_mean, shown
+from fedspan.core.errors import SpecError, did_you_mean, shown
 from fedspan.core.federation import Federation
 from fedspan.core.method import Method
 from fedspan.core.privacy import Privacy
@@ -35,18 +32,6 @@ CONFIGS: dict[str, type] = {
 NOT_NONE = ("method", "rounds", "metrics", "callbacks")
 
 
-def _names_checked(function: Any) -> Any:
-    known = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs.keys() <= known.keys():
-            check_names(kwargs, known, as_method(kwargs.get("method", known["method"].default)))
-        return function(*args, **kwargs)
-
-    return checked
-
-
 def check_names(given: Mapping[str, Any], known: Collection[str], method: Method) -> None:
     """Refuses arguments that do not exist, and names the place of a setting that belongs elsewhere."""
     more = [name for name in given if name not in known]
@@ -60,7 +45,6 @@ def check_names(given: Mapping[str, Any], known: Collection[str], method: Method
         raise SpecError(f"there is no argument {name!r}{did_you_mean(name, known)}")
 
 
-@_names_checked
 def fit(
     model: nn.Module,
     clients: Sequence[Any] | Mapping[str, Any],
@@ -90,6 +74,7 @@ def fit(
     run_dir: Path | str | None = None,
     resume: bool = False,
     progress: bool = True,
+    **unknown: Any,
 ) -> Result:
     """Trains a model over clients.
 
@@ -134,6 +119,7 @@ def fit(
         run_dir: A directory for history, checkpoints and the model. None writes nothing.
         resume: Continue the run in `run_dir`, also a finished one to more rounds, and with another `lr`.
         progress: Print the settings and every evaluation, with a progress bar on a terminal.
+        unknown: Arguments that do not exist, which are refused; the error names the place of a method's setting.
 
     Returns:
         The result; `result.model` is `model`.
@@ -145,6 +131,7 @@ def fit(
             returns. Otherwise the process ends by the signal.
     """
     settings = dict(locals())
+    check_names(settings.pop("unknown"), settings, as_method(method))
     how = {name: settings.pop(name) for name in ("run_dir", "seeds", "resume", "progress")}
     spec, last = spec_of(**settings), _LastWeights(seed)
     # with a directory the model must be able to begin the run when it is resumed
@@ -165,14 +152,13 @@ class _LastWeights(Callback):
     def __init__(self, seed: int) -> None:
         self.seed, self.weights = seed, dict[str, torch.Tensor]()
 
-    def on_run_error(self, run: Any) -> None:
-        weights = run.state_dict() if run.t and run.seeds[0] == self.seed else {}
-        if weights and all(torch.isfinite(value).all() for value in weights.values()):
+    def on_run_end(self, run: Any, result: Result | None = None) -> None:
+        weights = run.state_dict() if result is None else result.weights[0]
+        finite = all(torch.isfinite(value).all() for value in weights.values())
+        if run.seeds[0] == self.seed and (result is not None or (run.t and finite)):
             self.weights = weights
 
-    def on_run_end(self, run: Any, result: Result) -> None:
-        if run.seeds[0] == self.seed:
-            self.weights = result.weights[0]
+    on_run_error = on_run_end
 
 
 def spec_of(
@@ -186,18 +172,7 @@ def spec_of(
     **settings: Any,
 ) -> Spec:
     """The spec of a call of `fit`; `settings` are fields of `Spec`, of which None takes the default."""
-    own: dict[str, Any] = {"method": "ssf", "rounds": 100}
-    for name, value in settings.items():
-        if value is not None or name in NOT_NONE:
-            own[name] = as_setting(name, value)
-    metrics = own.get("metrics", ())
-    if isinstance(metrics, str) or callable(metrics):
-        metrics = (metrics,)
-    if not isinstance(metrics, list | tuple | set | frozenset):
-        raise SpecError(
-            f"`metrics` must be a list of names or functions of (outputs, targets), got {shown(metrics)}"
-        )
-    own["metrics"] = tuple(metrics)
+    own = {name: one for name, one in settings.items() if one is not None or name in NOT_NONE}
     if loss is not None and objective is not None:
         raise SpecError(
             "`loss` and `objective` are two ways to say what is minimized; give one of them"
@@ -205,55 +180,32 @@ def spec_of(
     given = Material.of(
         model, clients, test=test, validation=validation, loss=loss, objective=objective
     )
-    if (clients_per_round := own.get("clients_per_round")) is not None:
-        at_least("clients_per_round", clients_per_round, 1)
-        if clients_per_round > len(given.clients):
-            raise SpecError(
-                f"`clients_per_round` is {clients_per_round}, but there are {len(given.clients)} clients"
-            )
-    if metrics and test is None and validation is None:
+    usual: dict[str, Any] = {"method": "ssf", "rounds": 100}
+    spec = Spec(**usual | own | {"task": Custom(objects=given)})
+    if (spec.clients_per_round or 0) > len(given.clients):
+        raise SpecError(
+            f"`clients_per_round` is {spec.clients_per_round}, but there are {len(given.clients)} clients"
+        )
+    if spec.metrics and test is None and validation is None:
         parts = [set(data) for data in given.at_hand if isinstance(data, Mapping)]
         if not any("train" in one and one & {"test", "validation"} for one in parts):
             raise SpecError("`metrics` need data to be measured on; give `test` or `validation`")
-        if "eval_clients_every" not in own:
+        if spec.eval_clients_every is None:
             raise SpecError(
                 "`metrics` need `eval_clients_every` to be measured on the clients' own test data; give it, or `test`"
             )
-    batch_size = own.get("batch_size")
-    for number, data in enumerate(given.at_hand if isinstance(batch_size, int | str) else ()):
+    for number, data in enumerate(given.at_hand if "batch_size" in own else ()):
         data = data.get("train") if isinstance(data, Mapping) else data
         size = data.batch_size if isinstance(data, DataLoader) else None
-        if size not in (None, batch_size):
+        if size not in (None, spec.batch_size):
             raise SpecError(
-                f"`batch_size` is {batch_size!r}, but the DataLoader of {given.who(number)} has {size}; leave out "
+                f"`batch_size` is {spec.batch_size!r}, but the DataLoader of {given.who(number)} has {size}; leave out "
                 "`batch_size` to keep the loader's"
             )
-    return Spec(**own | {"method": as_method(own["method"]), "task": Custom(objects=given)})
+    return spec
 
 
-def as_setting(name: str, value: Any) -> Any:
-    """A setting as a spec holds it: a number of NumPy as one of Python, a table as the object that it describes."""
-    if name == "callbacks":
-        return as_callbacks(value)
-    if name not in CONFIGS or isinstance(value, CONFIGS[name]):
-        return value.item() if isinstance(value, np.generic) else value
-    if not isinstance(value, Mapping):
-        raise SpecError(f"`{name}` must be {CONFIGS[name].__name__}(…), got {shown(value)}")
-    return tables.make(CONFIGS[name], value, name)
-
-
-def as_method(
-    given: Method | str | Mapping[str, Any],
-) -> Method:
+def as_method(given: Method | str | Mapping[str, Any]) -> Method:
     """A method from what a user gives: a value, a name, or a table with a name."""
-    if isinstance(given, str):
-        given = {"name": given}
-    if isinstance(given, Mapping):
-        made: Method = tables.build("method", dict(given))
-        return made
-    if not isinstance(given, Method):
-        hint = f"; write {given.__name__}()" if isinstance(given, type) else ""
-        raise SpecError(
-            f"`method` must be a method such as SSF(rank=0.2) or its name, got {shown(given)}{hint}"
-        )
-    return given
+    made: Method = tables.build("method", given)
+    return made

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fedspan.api.step_size import resolve, with_lr
 from fedspan.callbacks._event_log import event_log
 from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.progress import Progress
-from fedspan.core import refusals, tables, wire
+from fedspan.core import refusals, wire
 from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.errors import (
@@ -29,10 +29,10 @@ from fedspan.core.errors import (
 )
 from fedspan.core.extras import versions
 from fedspan.core.files import removed_on_failure
-from fedspan.core.method import Method
+from fedspan.core.layout import Seeds
 from fedspan.core.objective import Problem
 from fedspan.core.signals import ending_by_sigterm
-from fedspan.core.spec import Spec
+from fedspan.core.spec import Spec, as_callbacks
 from fedspan.core.terminal import report
 from fedspan.engine import history
 from fedspan.engine.clock import Clock
@@ -115,7 +115,7 @@ def run(
         how = {"search": "short trials", "auto": "an estimate of the problem's constants"}
         report(f"lr = {spec.method.lr!r}: {how[spec.method.lr]} before the run")
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
-    new = (lambda: ()) if out is None else (lambda: (out / LR, out))
+    new = (lambda: ()) if out is None else (lambda: (out / LR, out / TRIALS, out))
     with removed_on_failure(new, lambda: out is not None and _holds_run(out, of_runs)):
         spec, found, made = with_lr(spec, out, resume=resume)
         rule = None if found is None else found["rule"]
@@ -131,17 +131,17 @@ def run(
 def _check_seeds(out: Path, seeds: int) -> None:
     """Refuses a directory with a run of another number of seeds."""
     several = len(list(out.glob(f"seed-*/{history.NAME}")))
-    held = several or int((out / history.NAME).exists())
     ended = len(read_outcome(out).get("seeds", ())) if several else 0
-    alone = held == 1 and not several
-    if (alone and seeds > 1) or (several and seeds == 1) or held > seeds or ended not in (0, seeds):
+    held = ended or several or int((out / history.NAME).exists())
+    right = several <= seeds > 1 and ended in (0, seeds) if several else seeds == 1
+    if held and not right:
         raise CheckpointError(
-            f"`seeds` is {seeds}, but {str(out)!r} holds a run of {ended or held}; give the `seeds` that it was begun "
-            "with, or choose another `run_dir`"
+            f"`seeds` is {seeds}, but {str(out)!r} holds a run of {held}; give the `seeds` that it was begun with, or "
+            "choose another `run_dir`"
         )
 
 
-def _holds_run(out: Path, of_runs: tuple[int, ...]) -> bool:
+def _holds_run(out: Path, of_runs: Seeds) -> bool:
     """Whether a directory has something to resume."""
     folders = (out, *(out / f"seed-{seed}" for seed in of_runs))
     return any((folder / CHECKPOINT).exists() for folder in folders)
@@ -160,16 +160,10 @@ def as_spec(given: Spec | PathLike[Any] | str | Mapping[Any, Any]) -> Spec:
     return Spec.load(path_of("spec", given))
 
 
-def as_callbacks(given: Any) -> tuple[Callback, ...]:
-    """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
-    several = given if isinstance(given, list | tuple) else (given,)
-    return tuple(tables.build("callback", one, "callbacks") for one in several)
-
-
 def _one_by_one(
     spec: Spec,
     out: Path | None,
-    of_runs: tuple[int, ...],
+    of_runs: Seeds,
     callbacks: Sequence[Callback],
     made: list[Problem],
     *,
@@ -179,27 +173,25 @@ def _one_by_one(
     results: list[Result] = []
     key = None if out is None else signing_key()
     for seed in of_runs:
-        folder, engine = None if out is None else out / f"seed-{seed}", spec.engine
-        begun = [name for name in (CHECKPOINT, OUTCOME) if folder and (folder / name).exists()]
-        if engine.states_dir is not None:
-            states = Path(engine.states_dir) / f"seed-{seed}"
-            engine = dataclasses.replace(engine, states_dir=states)
-        one = dataclasses.replace(spec, seed=seed, engine=engine)
+        folder, states = (
+            None if place is None else Path(place, f"seed-{seed}")
+            for place in (out, spec.engine.states_dir)
+        )
+        begun = folder and any((folder / name).exists() for name in (CHECKPOINT, OUTCOME))
+        one = replace(spec, seed=seed, engine=replace(spec.engine, states_dir=states))
         going_on = resume and bool(begun)
         results.append(_run(one, folder, (seed,), callbacks, made, resume=going_on, apart=True))
         if not results[-1].finished:
             break
-    joined = Result(
-        of_runs[: len(results)],
-        [lines for one in results for lines in one.runs],
-        [status for one in results for status in one.statuses],
-        spec.table(),
-        out,
-        results[0].module,
-        [weights for one in results for weights in one.weights],
-        model_rounds={seed: t for one in results for seed, t in one.model_rounds.items()},
-        usage=results[0].usage,
+    lines, statuses, weights = (
+        [part for one in results for part in getattr(one, name)]
+        for name in ("runs", "statuses", "weights")
     )
+    rounds = {seed: t for one in results for seed, t in one.model_rounds.items()}
+    joined = Result(
+        of_runs[: len(results)], lines, statuses, spec.table(), out, results[0].module, weights,
+        model_rounds=rounds, usage=results[0].usage,
+    )  # fmt: skip
     rows = [{"seed": one.seeds[0], **row} for one in results for row in one.per_client]
     joined.per_client = PerClient(rows, spec.metrics, joined.model_rounds)
     if out is not None and joined.finished:
@@ -210,7 +202,7 @@ def _one_by_one(
 def _run(
     spec: Spec,
     out: Path | None,
-    of_runs: tuple[int, ...],
+    of_runs: Seeds,
     callbacks: Sequence[Callback],
     made: list[Problem],
     *,
@@ -222,21 +214,14 @@ def _run(
     if problem is None or problem.seeds != of_runs:
         problem = spec.task.build(of_runs, spec)
     method, clients_per_round = resolve(spec, problem)
-    costs = None
-    if out is not None:
-        own = {"clients_per_round": clients_per_round, "local_steps": method.local_steps}
-        costs = _costs(method, problem) | own
-    refusals.check(dataclasses.replace(spec, method=method), callbacks, problem)
+    refusals.check(replace(spec, method=method), callbacks, problem)
     chain = Chain.of(spec, method, problem.clients, clients_per_round, len(of_runs))
     with Simulator(method, problem, spec.engine, resume=resume) as clients:
-        if (
-            spec.eval_clients_every is not None
-        ):  # after `KeepBest`: it evaluates the model that is kept
-            last = max(
-                (n for n, one in enumerate(callbacks) if isinstance(one, KeepBest)), default=-1
-            )
-            recorder = Recorder(spec.eval_clients_every, spec.rounds)
-            callbacks = [*callbacks[: last + 1], recorder, *callbacks[last + 1 :]]
+        if spec.eval_clients_every is not None:
+            # after `KeepBest`: it evaluates the model that is kept
+            kept = [n for n, one in enumerate(callbacks, 1) if isinstance(one, KeepBest)]
+            recorder, place = Recorder(spec.eval_clients_every, spec.rounds), max(kept, default=0)
+            callbacks = [*callbacks[:place], recorder, *callbacks[place:]]
         spent = 0.0
         if spec.dp is not None and spec.dp.level == "example":
             examples = ExampleEpsilon(spec.dp, problem)
@@ -266,6 +251,7 @@ def _run(
                 "without `test` evaluations are the training loss, which epsilon does not cover; give `test` data that "
                 "no client holds", stacklevel=4,
             )  # fmt: skip
+        costs = None if out is None else _costs(loop)
         result = execute(loop, spec, resume=resume, apart=apart, costs=costs)
     del loop, clients  # which hold the vectors of the server and of the clients
     if isinstance(problem, TorchProblem):
@@ -273,15 +259,17 @@ def _run(
     return result
 
 
-def _costs(method: Method, problem: Problem) -> dict[str, Any]:
+def _costs(loop: Loop) -> dict[str, Any]:
     """What reports show of a run besides its history."""
+    method, problem = loop.method, loop.problem
     state = wire.pack(method.init_client(problem.x0[:1], problem.layout)).values()
     costs: dict[str, Any] = {"client_state": sum(array.nbytes for array in state)}
     if (projected := projected_values(method, problem.layout)) is not None:
         costs["projected"] = list(projected)
     if isinstance(problem, TorchProblem) and "test set" in problem.tests:
         costs["test_examples"] = len(problem.tests["test set"].data)
-    return costs
+    own = {"clients_per_round": loop.clients_per_round, "local_steps": method.local_steps}
+    return costs | own
 
 
 def _warn_of_noise(noise: Mechanism, loop: Loop, spec: Spec) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,36 +52,36 @@ def with_lr(
     made: list[Problem] = []
     if not isinstance(spec.method.lr, str):
         return spec, None, made
-    path = None if run_dir is None else run_dir / LR
-    if path is not None and resume and path.exists():
-        found = read_lr(path)
+    if run_dir is not None and resume and (run_dir / LR).exists():
+        found = read_lr(run_dir / LR)
     else:
-        if run_dir is not None and resume and (run_dir / CHECKPOINT).exists():
-            raise SpecError(
-                f"`lr` is {spec.method.lr!r}, but the run in {str(run_dir)!r} was begun with a number; give a number"
-            )
         if run_dir is not None:
+            if resume and (run_dir / CHECKPOINT).exists():
+                raise SpecError(
+                    f"`lr` is {spec.method.lr!r}, but the run in {str(run_dir)!r} was begun with a number; give a "
+                    "number"
+                )
             check_vacant(run_dir)
         method, problem, clients_per_round = built(spec)
         made.append(problem)
         if spec.method.lr == "auto":
             if problem.steps is not None:  # the theory's step is for the client with most steps
                 most = int(problem.steps.max())
-                method = dataclasses.replace(method, local_steps=most)
+                method = replace(method, local_steps=most)
             lr, server_lr = corollary_lr(method, problem, clients_per_round, spec.rounds, spec)
             found = {"rule": "auto", "values": {"lr": lr, "server_lr": server_lr}}
         else:
             found = _kept_search(spec, method, problem, clients_per_round, run_dir)
-        if run_dir is not None and path is not None:
+        if run_dir is not None:
             make_dir(run_dir)
-            write_table(path, found)
+            write_table(run_dir / LR, found)
             remove(run_dir / TRIALS)
     values, chosen = found["values"], spec.method
     if "server_lr" in values:
-        server = dataclasses.replace(chosen.server, lr=values["server_lr"])  # type: ignore[attr-defined]
-        chosen = dataclasses.replace(chosen, server=server)  # type: ignore[type-var]
-    chosen = dataclasses.replace(chosen, lr=values["lr"])  # type: ignore[type-var]
-    return dataclasses.replace(spec, method=chosen), found, made
+        server = replace(chosen.server, lr=values["server_lr"])  # type: ignore[attr-defined]
+        chosen = replace(chosen, server=server)  # type: ignore[type-var]
+    chosen = replace(chosen, lr=values["lr"])  # type: ignore[type-var]
+    return replace(spec, method=chosen), found, made
 
 
 def _kept_search(
@@ -94,43 +93,27 @@ def _kept_search(
     path = None if run_dir is None else run_dir / TRIALS
     if path is not None and path.exists():
         table = read_table(path, {"trials": list[Any]})
-        if {key: table.get(key) for key in whose} == whose:
-            for one in table["trials"]:
-                check_form(one, path, TRIAL)
-                numbers = sum(type(value) in (int, float) for value in one["values"])
-                if not len(one["at"]) == len(one["values"]) == numbers:
-                    raise CheckpointError(
-                        f"{str(path)!r} is damaged: 'values' is {shown(one['values'])}; {REMEDY}"
-                    )
-                done.append(Trial(**{name: one[name] for name in TRIAL}))
-    fresh = run_dir is not None and not run_dir.exists()
+        for one in table["trials"] if whose.items() <= table.items() else ():
+            check_form(one, path, TRIAL)
+            numbers = sum(type(value) in (int, float) for value in one["values"])
+            if not len(one["at"]) == len(one["values"]) == numbers:
+                raise CheckpointError(
+                    f"{str(path)!r} is damaged: 'values' is {shown(one['values'])}; {REMEDY}"
+                )
+            done.append(Trial(**{name: one[name] for name in TRIAL}))
 
     def keep(trials: list[Trial]) -> None:
         if path is not None:
             make_dir(path.parent)
-            write_table(path, whose | {"trials": [dataclasses.asdict(one) for one in trials]})
+            write_table(path, whose | {"trials": [asdict(one) for one in trials]})
 
-    try:
-        found = search(
+    found = asdict(
+        search(
             method, problem, clients_per_round, spec.rounds, spec.search, spec.participation,
             done=done, keep=keep,
-        )  # fmt: skip
-    except Exception:
-        if path is not None:
-            remove(path)
-            if fresh:
-                with suppress(OSError):
-                    path.parent.rmdir()
-        raise
-    return {
-        "rule": "search",
-        "values": {"lr": found.lr},
-        "metric": found.metric,
-        "rounds": found.rounds,
-        "bytes": found.bytes,
-        "cost": found.cost,
-        "trials": [dataclasses.asdict(trial) for trial in found.trials],
-    }
+        )
+    )  # fmt: skip
+    return {"rule": "search", "values": {"lr": found.pop("lr")}, **found}
 
 
 @dataclass(frozen=True)
@@ -138,23 +121,11 @@ class SearchResult:
     """The learning rate that a search found, and the trials behind it."""
 
     lr: float
-    trials: list[Trial]
     metric: str  # what the trials were measured by: "rel_err", "validation_loss" or "training loss"
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of all trials together."""
-        return sum(trial.rounds for trial in self.trials)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that the clients of all trials sent and received."""
-        return sum(trial.bytes for trial in self.trials)
-
-    @property
-    def cost(self) -> str:
-        """What the trials took: 5 trials, 75 rounds, 1.2 MB."""
-        return f"{len(self.trials)} trials, {self.rounds} rounds, {self.bytes / 1e6:.3g} MB"
+    rounds: int  # of all trials together
+    bytes: int  # that the clients of all trials sent and received
+    cost: str  # what the trials took: 5 trials, 75 rounds, 1.2 MB
+    trials: list[Trial]
 
 
 def budget_of(how: Search, rounds: int) -> int:
@@ -193,9 +164,19 @@ def search(
     method, finished, trials = method.without_tests(), list(done), list[Trial]()
     start = problem.evaluate(problem.x0, problem.buffers0)
     metric = next((one for one in ("rel_err", "validation_loss") if one in start), TRAINING_LOSS)
-    if metric == TRAINING_LOSS:
-        problem = _Untested(problem)
-        start = problem.evaluate(problem.x0, problem.buffers0)
+    if metric == TRAINING_LOSS:  # a test set is not to be seen
+        problem, measure = copy.copy(problem), problem.training_loss
+
+        def evaluate(x: Any, buffers: Any = None) -> dict[str, Any]:
+            loss = measure(x, buffers)
+            if loss is None:
+                raise SpecError(
+                    "a search needs an error or a loss to measure; give `method.lr` a number"
+                )
+            return {TRAINING_LOSS: loss}
+
+        problem.evaluate = evaluate
+        start = evaluate(problem.x0, problem.buffers0)
     begun = float(start[metric].mean())
     first = begun if begun > 0 else 1.0
 
@@ -208,12 +189,12 @@ def search(
             trials.append(finished.pop(0))
             return trials[-1]
         finished.clear()
-        tried = dataclasses.replace(method, lr=lr)
+        tried = replace(method, lr=lr)
         at, values, bad, sent = list[int](), list[float](), False, 0
         with Simulator(tried, problem, Engine()) as clients:
             loop = Loop(
                 tried, problem, clients, problem.seeds, clients_per_round, rounds=rounds,
-                chain=Chain(tried, dataclasses.replace(participation, screen=None), runs=len(problem.seeds)),
+                chain=Chain(tried, replace(participation, screen=None), runs=len(problem.seeds)),
                 known_start=participation.known_start, unbiased=participation.unbiased,
             )  # fmt: skip
             for row in loop.rows(length, max(1, length // POINTS)):
@@ -230,33 +211,17 @@ def search(
         return trials[-1]
 
     budget, known = budget_of(how, rounds), metric == "rel_err"
-    lr = find_lr(run, rounds, budget, how.start, metric, known=known)
-    return SearchResult(lr, trials, metric)
-
-
-class _Untested:
-    """A problem whose only metric is its training loss: there is no test set to see."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.problem, name)
-
-    def evaluate(self, x: Any, buffers: Any = None) -> dict[str, Any]:
-        loss = self.problem.training_loss(x, buffers)
-        if loss is None:
-            raise SpecError(
-                "a search needs an error or a loss to measure; give `method.lr` a number"
-            )
-        return {TRAINING_LOSS: loss}
+    lr = find_lr(run, rounds, budget, how.start, metric, known)
+    took, sent = (sum(getattr(trial, name) for trial in trials) for name in ("rounds", "bytes"))
+    cost = f"{len(trials)} trials, {took} rounds, {sent / 1e6:.3g} MB"
+    return SearchResult(lr, metric, took, sent, cost, trials)
 
 
 def built(spec: Spec) -> tuple[Any, Any, int]:
     """(method, problem of the first seed, clients per round); a step size that is to be found is 1."""
     problem = spec.task.build((spec.seed,), spec)
     if isinstance(spec.method.lr, str):
-        spec = dataclasses.replace(spec, method=dataclasses.replace(spec.method, lr=1.0))  # type: ignore[type-var]
+        spec = replace(spec, method=replace(spec.method, lr=1.0))  # type: ignore[type-var]
     method, clients_per_round = resolve(spec, problem)
     method.check(problem.layout)
     return method, problem, clients_per_round
@@ -268,14 +233,13 @@ def resolve(spec: Spec, problem: Problem) -> tuple[Method, int]:
     `epochs` sets the local steps to so many passes over the mean client's examples, for every client. With
     `training.per_client` each client makes them over its own, and `problem.steps` has their numbers where they differ.
     """
-    method = spec.method
+    method, steps = spec.method, spec.method.local_steps
     if spec.epochs is not None and spec.training.per_client:
         own = steps_of(spec.epochs, [problem.batches_of(i) for i in range(problem.clients)])
-        problem.steps = own
-        if own.min() == own.max():
-            problem.steps = None
-            method = dataclasses.replace(method, local_steps=int(own[0]))  # type: ignore[type-var]
+        problem.steps = own if own.min() < own.max() else None
+        steps = steps if problem.steps is not None else int(own[0])
     elif spec.epochs is not None:
         steps = max(1, round(spec.epochs * problem.steps_per_epoch))
-        method = dataclasses.replace(method, local_steps=steps)  # type: ignore[type-var]
+    if steps != method.local_steps:
+        method = replace(method, local_steps=steps)  # type: ignore[type-var]
     return method, spec.clients_per_round or problem.clients

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspan.core.callback import Callback
-from fedspan.core.errors import SpecError, one_of
+from fedspan.core.errors import SpecError
 from fedspan.core.tables import describe
 from fedspan.engine.history import Mode, judged_by, sign_of
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
-    from fedspan.engine.result import Result
 
 Tracker = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
 """Functions that log the values of a round, and that close the tracker."""
@@ -80,23 +79,15 @@ class Logger(Writer):
             log, _ = self._trackers[number]
             log(values, row.round)
 
-    def on_run_end(self, run: Loop, result: Result) -> None:
-        """Close the trackers."""
-        self.on_run_error(run)
-
-    def on_run_error(self, run: Loop) -> None:
+    def on_run_end(self, run: Loop, result: object = None) -> None:
         """Close the trackers."""
         for _, close in self._trackers.values():
             close()
+
+    on_run_error = on_run_end
 
 
 def judged(run: Loop, metric: str | None, mode: Mode | None, number: int = 0) -> tuple[str, int]:
     """Return the metric that a run is judged by, and the sign with which more of it is better."""
     metric = judged_by(run.lines[number], metric, run.metrics)
     return metric, sign_of(metric, run.metrics, mode)
-
-
-def check_mode(mode: Mode | None) -> None:
-    """Refuse what is neither "min" nor "max"."""
-    if mode is not None:
-        one_of("mode", mode, ("min", "max"))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
-import numpy.typing as npt
 
 from fedspan.core.callback import Callback
 from fedspan.core.registry import register
 
 if TYPE_CHECKING:
+    from fedspan.core.layout import Measures
     from fedspan.engine.loop import Loop
 
 
@@ -27,7 +24,7 @@ class Diagnostics(Callback):
     decides: ClassVar[bool] = True
     needs_all_clients: ClassVar[bool] = True
 
-    def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
+    def measure(self, run: Loop) -> Measures:
         """Return the quantities at the server's model."""
         from fedspan.theory.diagnostics import measure
 

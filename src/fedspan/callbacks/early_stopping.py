@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from fedspan.callbacks._base import check_mode, judged
+from fedspan.callbacks._base import judged
 from fedspan.core.callback import Callback
 from fedspan.core.errors import at_least, not_negative
 from fedspan.core.registry import register
@@ -36,7 +36,6 @@ class EarlyStopping(Callback):
     def __post_init__(self) -> None:
         at_least("patience", self.patience, 1)
         not_negative("min_delta", self.min_delta)
-        check_mode(self.mode)
 
     def on_evaluate(self, run: Loop, row: Row) -> None:
         """End the run when no seed has improved for `patience` evaluations."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedspan.callbacks._base import check_mode, judged
+from fedspan.callbacks._base import judged
 from fedspan.core import checkpoint
 from fedspan.core.callback import Callback
 from fedspan.core.errors import CheckpointError
 from fedspan.core.json_log import REMEDY, check_form
+from fedspan.core.layout import Arrays
 from fedspan.core.registry import register
 from fedspan.core.wire import check_weights
 from fedspan.engine.history import Mode
@@ -35,12 +36,9 @@ class KeepBest(Callback):
 
     metric: str | None = None
     mode: Mode | None = None
-    _kept: dict[int, tuple[float, Any]] = field(
+    _kept: dict[int, tuple[float, Arrays]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-
-    def __post_init__(self) -> None:
-        check_mode(self.mode)
 
     def on_run_start(self, run: Loop) -> None:
         """Take up the best model of an interrupted run."""
@@ -54,8 +52,8 @@ class KeepBest(Callback):
             if not meta["best"].keys() <= set(map(str, range(len(run.seeds)))):
                 raise CheckpointError(f"{str(path)!r} is damaged: it is of other seeds; {REMEDY}")
             for key, value in meta["best"].items():
-                split = [(name.partition("."), array) for name, array in arrays.items()]
-                own = {name: array for (place, _, name), array in split if place == key}
+                place = f"{key}."
+                own = {k.removeprefix(place): v for k, v in arrays.items() if k.startswith(place)}
                 check_weights(own, run.state_dict(int(key)), repr(str(path)))
                 self._kept[int(key)] = (value, own)
 
@@ -70,9 +68,9 @@ class KeepBest(Callback):
         if not improved or run.run_dir is None:
             return
         arrays = {
-            f"{number}.{name}": value
+            f"{number}.{name}": array
             for number, (_, weights) in self._kept.items()
-            for name, value in weights.items()
+            for name, array in weights.items()
         }
         best = {str(number): value for number, (value, _) in self._kept.items()}
         meta = {"run": run.id, "round": run.t, "best": best}

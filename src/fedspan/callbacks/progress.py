@@ -19,7 +19,6 @@ from fedspan.methods.box import projected_values
 
 if TYPE_CHECKING:
     from fedspan.engine.loop import Loop, Row
-    from fedspan.engine.result import Result
 
 
 @register
@@ -47,12 +46,10 @@ class Progress(Callback):
         lr = f"{method.lr:.3g}" if isinstance(method.lr, float | int) else str(method.lr)
         found = "" if self.lr_rule is None else f" ({self.lr_rule})"
         clients = f"{run.clients_per_round} of {run.problem.clients} clients per round"
-        steps = str(method.local_steps)
-        if (own := run.problem.steps) is not None:
-            steps = f"{own.min()} to {own.max()}"
+        own = run.problem.steps
+        steps = method.local_steps if own is None else f"{own.min()} to {own.max()}"
         line = f"{name}: {clients}, {weights}, {steps} local steps, lr {lr}{found}"
-        sizes = projected_values(method, run.problem.layout)
-        if sizes is not None:
+        if (sizes := projected_values(method, run.problem.layout)) is not None:
             projected, sent, parameters = sizes
             line += f"\n{projected:,} of {parameters:,} parameters are projected, {sent:,} values are sent up"
             if not projected:
@@ -90,16 +87,15 @@ class Progress(Callback):
         values = "  ".join(
             f"{name} {each.mean():.4g}" for name, each in row.metrics.items() if name not in DETAILS
         )
-        sizes = f"{row.up_bytes.mean() / 1e6:.3g} MB up  {row.down_bytes.mean() / 1e6:.3g} MB down"
-        sizes += "" if row.hours is None else f"  {row.hours:.3g} h"
+        hours = "" if row.hours is None else f"  {row.hours:.3g} h"
         of_all = "" if self.rounds is None else f"/{self.rounds}"
-        report(f"round {row.round}{of_all}  {values}  {sizes}", console)
+        up, down = row.up_bytes.mean() / 1e6, row.down_bytes.mean() / 1e6
+        line = f"round {row.round}{of_all}  {values}  {up:.3g} MB up  {down:.3g} MB down{hours}"
+        report(line, console)
 
-    def on_run_end(self, run: Loop, result: Result) -> None:
-        """Close the bar."""
-        self.on_run_error(run)
-
-    def on_run_error(self, run: Loop) -> None:
+    def on_run_end(self, run: Loop, result: object = None) -> None:
         """Close the bar."""
         for bars in self._bars:
             bars.stop()
+
+    on_run_error = on_run_end

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
-import numpy.typing as npt
 
 from fedspan.core.callback import Callback
 from fedspan.core.registry import register
 
 if TYPE_CHECKING:
+    from fedspan.core.layout import Measures
     from fedspan.engine.loop import Loop
 
 NAME = "training_loss"
@@ -25,7 +22,7 @@ class TrainingLoss(Callback):
 
     needs_all_clients: ClassVar[bool] = True
 
-    def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
+    def measure(self, run: Loop) -> Measures:
         """Return the loss; nothing where the task has no training loss."""
         found = run.problem.training_loss(run.model(), run.buffers)
         return {} if found is None else {NAME: found}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from torch import Tensor
 
 from fedspan.core.layout import Vector
 
@@ -38,18 +39,18 @@ class Aggregator(ABC):
         """
 
 
-def sizes(v: Vector) -> torch.Tensor:
+def sizes(v: Vector) -> Tensor:
     """‖v_i‖ of each reply, (runs, clients, 1); in float64, in which no square of a float32 overflows."""
-    found: torch.Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=torch.float64)
+    found: Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True, dtype=torch.float64)
     return found
 
 
-def middle(v: torch.Tensor) -> torch.Tensor:
+def middle(v: Tensor) -> Tensor:
     """The median over the clients, coordinate by coordinate; of an even number the mean of the middle two."""
     ordered, count = v.sort(1).values, v.shape[1]
     return ordered[:, (count - 1) // 2 : count // 2 + 1].mean(1, keepdim=True)
 
 
-def clipped(v: Vector, most: torch.Tensor | float) -> Vector:
+def clipped(v: Vector, most: Tensor | float) -> Vector:
     """The replies, those of a larger norm shortened to `most`."""
     return v * (most / sizes(v).clamp(min=1e-300)).clamp(max=1.0).to(v.dtype)

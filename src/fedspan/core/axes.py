@@ -171,13 +171,13 @@ class Optimizer(ABC):
         """
         steps_itself = self.plain and shift is None and not average
         if steps_itself and getattr(direction, "takes_steps", False):
-            if own is None:
-                end = direction.descend(start, lr, steps)
-                return end, end[..., :0], None
             y, end, done = start, start, 0
-            for until in sorted({*map(int, own.flatten().tolist())}):
+            for until in [steps] if own is None else own.int().unique().tolist():
                 y = direction.descend(y, lr, until - done)
-                end, done = y if done == 0 else torch.where(own < until, end, y), until
+                end, done = (
+                    y if own is None or done == 0 else torch.where(own < until, end, y),
+                    until,
+                )
             return end, end[..., :0], None
         in_place = getattr(direction, "in_place", None)
         total: Any = 0
@@ -191,15 +191,15 @@ class Optimizer(ABC):
                     memory = g.new_zeros(size) if held is None else held.clone()
                 # whose steps are not over
                 on = None if own is None or number < least else own > number
-                before = () if on is None else (y.clone(), memory.clone())
+                before = None if on is None else (y.clone(), memory.clone())
                 if average:
                     total = total + (g if on is None else torch.where(on, g, 0.0))
                 self.step(y, g, memory, lr, origin)
                 if shift is not None:
                     y.add_(shift)
-                if on is not None:
-                    for now, last in zip((y, memory), before, strict=True):
-                        now.copy_(torch.where(on, now, last))
+                if on is not None and before is not None:
+                    y.copy_(torch.where(on, y, before[0]))
+                    memory.copy_(torch.where(on, memory, before[1]))
                 if number < steps - 1:
                     del g  # not to be held during the next gradient
             # nothing else needs the gradient's memory now

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedspan.core.errors import ProtocolError, SpecError
+from fedspan.core.layout import Arrays
 from fedspan.core.round import Round
 
 STATISTIC = "stat_"
@@ -60,7 +61,7 @@ def payload(up: Bundle) -> dict[str, Any]:
     return {name: part for name, part in vars(up).items() if not name.startswith(STATISTIC)}
 
 
-def statistics_in(up: Bundle) -> dict[str, torch.Tensor]:
+def statistics_in(up: Bundle) -> Arrays:
     """Return the statistics of a reply, by name."""
     return {name: part for name, part in vars(up).items() if name.startswith(STATISTIC)}
 

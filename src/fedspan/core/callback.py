@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
+    from fedspan.core.layout import Measures
     from fedspan.engine.loop import Loop, Row
 
 
@@ -41,7 +38,7 @@ class Callback:
     def on_round_end(self, run: Loop) -> None:
         """Called after every round."""
 
-    def measure(self, run: Loop) -> Mapping[str, npt.NDArray[np.float64]]:
+    def measure(self, run: Loop) -> Measures:
         """More metrics of an evaluation: name → one number per seed. Called before `on_evaluate`."""
         return {}
 

@@ -41,8 +41,8 @@ def summaries(kind: str) -> dict[str, str]:
 def class_summaries(file: str, names: tuple[str, ...]) -> dict[str, str]:
     """Name → first line of the docstring of classes in a file of this folder."""
     body = ast.parse(Path(__file__).with_name(file).read_text("utf-8")).body
-    found = {one.name: one for one in body if isinstance(one, ast.ClassDef)}
-    return {name: str(ast.get_docstring(found[name])).splitlines()[0] for name in names}
+    found = {one.name: ast.get_docstring(one) for one in body if isinstance(one, ast.ClassDef)}
+    return {name: str(found[name]).splitlines()[0] for name in names}
 
 
 def first_paragraph(docstring: str | None) -> str:

@@ -18,6 +18,7 @@ from fedspan.core import system
 from fedspan.core.digest import digest_of_arrays, raw
 from fedspan.core.errors import CheckpointError
 from fedspan.core.files import write_atomic
+from fedspan.core.layout import Arrays
 
 FORMAT = "fedspan-checkpoint-2"
 KINDS = {
@@ -26,7 +27,7 @@ KINDS = {
 }  # fmt: skip  # safetensors' names
 
 
-def save(path: Path, arrays: dict[str, torch.Tensor], meta: dict[str, Any]) -> None:
+def save(path: Path, arrays: Arrays, meta: dict[str, Any]) -> None:
     """Writes named arrays and a small JSON table."""
     text = json.dumps(meta)
     about = {"format": FORMAT, "meta": text, "checksum": digest_of_arrays(arrays, text, size=16)}
@@ -35,30 +36,24 @@ def save(path: Path, arrays: dict[str, torch.Tensor], meta: dict[str, Any]) -> N
 
 def write_tensors(
     path: Path,
-    arrays: dict[str, torch.Tensor],
+    arrays: Arrays,
     about: dict[str, str] | None = None,
     private: bool = False,
 ) -> None:
     """Writes a safetensors file without a copy of the arrays; the library itself makes two."""
-    ordered = sorted(
-        arrays.items(), key=lambda item: (-item[1].element_size(), item[0])
-    )  # keeps them aligned
+    ordered = sorted(arrays, key=lambda name: (-arrays[name].element_size(), name))  # aligned
     header: dict[str, Any] = {} if about is None else {"__metadata__": about}
-    end, raws = 0, []
-    for name, array in ordered:
-        raws.append(raw(array))
-        header[name] = {
-            "dtype": KINDS[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [end, end + raws[-1].nbytes],
-        }
-        end += raws[-1].nbytes
+    end, raws = 0, [raw(arrays[name]) for name in ordered]
+    for name, part in zip(ordered, raws, strict=True):
+        place = {"dtype": KINDS[arrays[name].dtype], "shape": list(arrays[name].shape)}
+        header[name] = {**place, "data_offsets": [end, end + part.nbytes]}
+        end += part.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     write_atomic(path, len(text).to_bytes(8, "little"), text, *raws, private=private)
 
 
-def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def load(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """Reads what `save` wrote; raises CheckpointError if the file is missing, truncated or altered."""
     if not path.is_file():
         raise CheckpointError(
@@ -82,7 +77,7 @@ def load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         ) from None
 
 
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def read_tensors(path: Path) -> tuple[Arrays, dict[str, str]]:
     """Reads the arrays and the metadata of a safetensors file, which may then be deleted or replaced."""
     # opened once: a new checkpoint may replace the file at any moment
     with safetensors.safe_open(path, "pt") as file:

@@ -6,14 +6,12 @@ What everyone sets is flat (`Settings`, and `Spec` in `core.spec`). The rest is 
 from __future__ import annotations
 
 import contextlib
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedspan.core.aggregator import Aggregator
@@ -30,6 +28,7 @@ from fedspan.core.errors import (
     shown,
 )
 from fedspan.core.federation import Federation
+from fedspan.core.layout import Floats, Ints
 from fedspan.core.privacy import Privacy
 
 Augment = Callable[[Any, torch.Generator], Any]
@@ -115,7 +114,6 @@ class Participation:
         from fedspan.core.tables import accept_choices  # which imports this module
 
         accept_choices(self)
-        one_of("weights", self.weights, typing.get_args(Weights))
         if self.screen is not None:
             positive("screen", self.screen)
             if self.screen < 1:
@@ -123,7 +121,7 @@ class Participation:
                     f"`screen` must be at least 1, got {shown(self.screen)}; None lets every reply count"
                 )
 
-    def shares(self, counts: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
+    def shares(self, counts: Ints | Floats) -> Floats | None:
         """The clients' weights, which sum to 1, by their numbers of examples; None where all are equal."""
         if self.weights == "uniform" or len(set(counts.tolist())) <= 1:
             return None
@@ -175,7 +173,7 @@ class Engine:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        one_of("simulate", self.simulate, typing.get_args(Simulate))
+        one_of("simulate", self.simulate, get_args(Simulate))
         if self.workers is not None:
             at_least("workers", self.workers, 1)
             at_most("workers", self.workers, 10_000)
@@ -216,24 +214,22 @@ class Settings:
     federation: Federation | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch_size, str):
-            if self.batch_size != "full":
-                raise SpecError(
-                    f"`batch_size` must be a whole number or 'full', got {shown(self.batch_size)}"
-                )
-        else:
-            at_least("batch_size", self.batch_size, 1)
-            if self.batch_size > MOST_EXAMPLES:
-                raise SpecError(
-                    f"`batch_size` is {shown(self.batch_size)}; write 'full' for all examples of a client"
-                )
-        one_of("dtype", self.dtype, DTYPES)
+        from fedspan.core.tables import accept_choices, check_types  # which import this module
+
         several = not isinstance(self.metrics, str) and not callable(self.metrics)
         metrics = items("metrics", self.metrics) if several else (self.metrics,)
         object.__setattr__(self, "metrics", metrics)
         if isinstance(self.device, torch.device):
             object.__setattr__(self, "device", str(self.device))
+        accept_choices(self)
+        check_types(self)
         self._device()
+        if self.batch_size != "full":
+            at_least("batch_size", self.batch_size, 1)
+            if self.batch_size > MOST_EXAMPLES:
+                raise SpecError(
+                    f"`batch_size` is {shown(self.batch_size)}; write 'full' for all examples of a client"
+                )
 
     @property
     def dp(self) -> Privacy | None:
@@ -264,12 +260,11 @@ class Settings:
 
     def _device(self) -> torch.device:
         """`device` as torch has it, on whatever machine."""
-        if isinstance(self.device, str):
-            auto = "cuda" if torch.cuda.is_available() else "cpu"
-            with contextlib.suppress(RuntimeError):
-                found = torch.device(auto if self.device == "auto" else self.device)
-                if found.type in DEVICES:
-                    return found
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        with contextlib.suppress(RuntimeError):
+            found = torch.device(auto if self.device == "auto" else self.device)
+            if found.type in DEVICES:
+                return found
         raise SpecError(
             f"`device` must be 'auto', 'cpu' or a device such as 'cuda:0', got {shown(self.device)}"
         )

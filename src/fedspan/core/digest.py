@@ -5,6 +5,7 @@ All are BLAKE2b in hexadecimal; only files are also hashed by SHA-256, as `sha25
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 SAMPLED = 64  # numbers of a tensor that are looked at
 SIZE = 8  # bytes of a hash that only tells two things apart; 16 hold against damage of large files
@@ -30,7 +31,7 @@ def digest(*parts: str | bytes | memoryview, size: int = SIZE) -> str:
     return found.hexdigest()
 
 
-def digest_of_arrays(arrays: Mapping[str, torch.Tensor], *parts: str, size: int = SIZE) -> str:
+def digest_of_arrays(arrays: Mapping[str, Tensor], *parts: str, size: int = SIZE) -> str:
     """A hash of texts, and of named arrays with their types and shapes, in the order of their names."""
     found = list[str | memoryview](parts)
     for name in sorted(arrays):
@@ -44,16 +45,15 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def raw(array: torch.Tensor) -> memoryview:
+def raw(array: Tensor) -> memoryview:
     """The bytes of an array, without a copy."""
     flat = array.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def sampled(array: torch.Tensor) -> list[Any]:
+def sampled(array: Tensor) -> list[Any]:
     """Some numbers of a tensor, evenly spread."""
-    numbers: list[Any] = array[..., :: max(1, array.shape[-1] // SAMPLED)].tolist()
-    return numbers
+    return list(array[..., :: max(1, array.shape[-1] // SAMPLED)].tolist())
 
 
 def source_of(function: Any) -> str:
@@ -73,25 +73,19 @@ def _held(function: Any) -> str:
     """What a function or a callable object holds besides its source."""
     if not hasattr(function, "__code__"):
         return "" if isinstance(function, type) else _plain(function)
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
-    fixed = [
-        _plain(value) for value in cells if not isinstance(value, list | dict | set)
-    ]  # those may be counted in
+    fixed = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a cell without a value
+            if not isinstance(cell.cell_contents, list | dict | set):  # which may be counted in
+                fixed.append(_plain(cell.cell_contents))
     return repr((_plain(function.__code__), _plain(function.__defaults__), fixed))
-
-
-def _is_set(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 def _plain(value: Any) -> str:
     """A value as a text that is the same in every process; objects of other kinds count by their type."""
     if isinstance(value, CodeType):
         return repr((value.co_code.hex(), value.co_names, [_plain(one) for one in value.co_consts]))
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {sampled(value.detach().reshape(-1))}"
     if isinstance(value, np.ndarray):
         return _plain(value.tolist()) if value.size <= SAMPLED else f"{value.shape}"
@@ -101,27 +95,18 @@ def _plain(value: Any) -> str:
         return repr([(str(key), _plain(one)) for key, one in value.items()])
     if isinstance(value, list | tuple):
         return repr([_plain(one) for one in value])
-    if value is None or isinstance(
-        value, str | bytes | int | float | complex | np.generic | torch.dtype
-    ):
+    if isinstance(value, str | bytes | int | float | complex | np.generic | torch.dtype | None):
         return repr(value)
     if hasattr(value, "__code__"):
         return _plain(value.__code__)
+    text = type(value).__qualname__
     if isinstance(value, nn.Module):
-        return module_text(value) + _plain(value.state_dict()) + _settings(value)
-    return type(value).__qualname__ + _settings(value)
+        text = module_text(value) + _plain(value.state_dict())
+    scalars, own = (str, int, float, tuple, Tensor), getattr(value, "__dict__", {})
+    kept = {k: v for k, v in own.items() if k[:1] != "_" and isinstance(v, scalars)}
+    return text + _plain(kept)
 
 
 def module_text(module: nn.Module) -> str:
     """The structure of a module, without addresses of memory."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(module))
-
-
-def _settings(value: Any) -> str:
-    scalars = (str, int, float, tuple, torch.Tensor)
-    own = {
-        k: v
-        for k, v in getattr(value, "__dict__", {}).items()
-        if k[:1] != "_" and isinstance(v, scalars)
-    }
-    return _plain(own)

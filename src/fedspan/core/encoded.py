@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from fedspan.core.errors import ProtocolError
 from fedspan.core.layout import Vector
@@ -20,16 +21,16 @@ class Encoded:
     """(runs, clients, n) numbers after compression; each part is (runs, clients, its own length)."""
 
     values: Vector | None = None  # the kept numbers
-    index: torch.Tensor | None = None  # packed: the places of the kept numbers
-    levels: torch.Tensor | None = None  # packed: each number in a few bits
+    index: Tensor | None = None  # packed: the places of the kept numbers
+    levels: Tensor | None = None  # packed: each number in a few bits
     scale: Vector | None = None  # the size of one level
 
     @property
-    def parts(self) -> dict[str, torch.Tensor]:
+    def parts(self) -> dict[str, Tensor]:
         """The parts that are not None, by name."""
         return {name: part for name, part in vars(self).items() if part is not None}
 
-    def take(self, *names: str) -> tuple[torch.Tensor, ...]:
+    def take(self, *names: str) -> tuple[Tensor, ...]:
         """Return parts that must be present."""
         for name in names:
             if name not in self.parts:
@@ -49,12 +50,10 @@ def width_of(most: int) -> int:
     return max(1, most.bit_length())
 
 
-def pack(numbers: torch.Tensor, width: int) -> torch.Tensor:
+def pack(numbers: Tensor, width: int) -> Tensor:
     """(…, n) whole numbers below 2^width as (…, ⌈n · width / 8⌉) bytes."""
     n, kind = numbers.shape[-1], torch.uint8 if width <= 8 else torch.int64
-    groups: torch.Tensor = torch.nn.functional.pad(numbers.to(kind), (0, -n % 8)).unflatten(
-        -1, (-1, 8)
-    )
+    groups: Tensor = torch.nn.functional.pad(numbers.to(kind), (0, -n % 8)).unflatten(-1, (-1, 8))
     out = groups.new_zeros(*groups.shape[:-1], width, dtype=torch.uint8)
     for number, byte, shift in _overlaps(width):
         part = groups[..., number]
@@ -63,10 +62,10 @@ def pack(numbers: torch.Tensor, width: int) -> torch.Tensor:
     return out.flatten(-2)[..., : -(-n * width // 8)]
 
 
-def unpack(packed: torch.Tensor, width: int, n: int) -> torch.Tensor:
+def unpack(packed: Tensor, width: int, n: int) -> Tensor:
     """The n whole numbers that `pack` packed: bytes up to eight bits, int64 above."""
     missing = -(-n // 8) * width - packed.shape[-1]
-    groups: torch.Tensor = torch.nn.functional.pad(packed, (0, missing)).unflatten(-1, (-1, width))
+    groups: Tensor = torch.nn.functional.pad(packed, (0, missing)).unflatten(-1, (-1, width))
     groups = groups if width <= 8 else groups.long()
     out = groups.new_zeros(*groups.shape[:-1], 8)
     for number, byte, shift in _overlaps(width):

@@ -93,7 +93,7 @@ def positive_share(name: str, value: object) -> None:
 
 def at_least(name: str, value: object, least: int) -> None:
     """Refuses what is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if type(value) is not int or value < least:
         raise SpecError(f"`{name}` must be a whole number of at least {least}, got {shown(value)}")
 
 
@@ -123,8 +123,7 @@ def shown(value: object) -> str:
 
 def _finite(value: object) -> TypeGuard[int | float]:
     # a whole number may be too large to be asked
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole or (isinstance(value, float) and math.isfinite(value))
+    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
 
 
 def true_or_false(name: str, value: object) -> None:
@@ -157,8 +156,8 @@ def path_of(name: str, value: Any) -> Path:
         raise SpecError(
             f"`{name}` must name a file or directory, got {shown(value)}; '.' is the current directory"
         )
-    parts = os.fsencode(text).split(b"/")
-    if len(os.fsencode(text)) > 4000 or max(map(len, parts)) > 255:
+    raw = os.fsencode(text)
+    if len(raw) > 4000 or max(map(len, raw.split(b"/"))) > 255:
         raise SpecError(
             f"`{name}` is longer than file names may be: {shown(text[:60] + '…')}; give a shorter one"
         )

@@ -35,5 +35,5 @@ def data_frame(rows: Iterable[dict[str, Any]]) -> Any:
 @functools.cache
 def versions() -> dict[str, str]:
     """The versions of fedspan, Python, torch and NumPy, found without importing them."""
-    others = {name: version(name) for name in ("torch", "numpy")}
-    return {"fedspan": fedspan.__version__, "python": platform.python_version(), **others}
+    own = {"fedspan": fedspan.__version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in ("torch", "numpy")}

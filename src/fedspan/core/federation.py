@@ -68,8 +68,8 @@ class Federation:
             value, check = self.value(name), positive if "mbit" in name else not_negative
             if isinstance(value, Mapping):
                 _keys(name, value, {"low", "high"}, {"low", "high"})
-                positive(f"{name}.low", value["low"])
-                positive(f"{name}.high", value["high"])
+                for end in ("low", "high"):
+                    positive(f"{name}.{end}", value[end])
                 if value["high"] < value["low"]:
                     raise SpecError(f"`{name}` has a high of {value['high']:g} below its low")
             elif not isinstance(value, str):

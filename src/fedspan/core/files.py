@@ -6,7 +6,6 @@ somebody else has planted, and name the file in the error.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import errno
 import functools
@@ -15,6 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def write_atomic(path: Path, *parts: Bytes, private: bool = False) -> None:
                 os.close(file)
             replace(name, path)
         except BaseException:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.unlink(name)
             raise
         system.flush_dir(path.parent)
@@ -72,7 +72,7 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
             remove(path)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
     with disk_errors(path):
         file = system.open_bytes(path, flags)
@@ -101,12 +101,8 @@ def sync(path: Path) -> None:
 
 def make_dir(path: Path) -> None:
     """Makes a directory and those above it, where they are missing."""
-    try:
+    with disk_errors(path, "choose another place, or check its rights"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DiskError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; choose another place, or check its rights"
-        ) from error
 
 
 def remove(path: Path) -> None:
@@ -115,7 +111,7 @@ def remove(path: Path) -> None:
         system.patiently(lambda: path.unlink(missing_ok=True))
 
 
-@contextlib.contextmanager
+@contextmanager
 def lock_dir(path: Path) -> Iterator[None]:
     """Lock a directory, creating it if needed; the system releases the lock when the process dies.
 
@@ -123,7 +119,7 @@ def lock_dir(path: Path) -> Iterator[None]:
         SpecError: if another process holds the lock.
     """
     make_dir(path)
-    with contextlib.ExitStack() as held:
+    with ExitStack() as held:
         try:
             held.enter_context(system.locked(path))
         except BlockingIOError:
@@ -133,12 +129,12 @@ def lock_dir(path: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(OSError):  # leave no empty directory behind
+            with suppress(OSError):  # leave no empty directory behind
                 path.rmdir()
             raise
 
 
-@contextlib.contextmanager
+@contextmanager
 def removed_on_failure(
     written: Callable[[], Iterable[Path]], begun: Callable[[], object]
 ) -> Iterator[None]:
@@ -158,7 +154,7 @@ def removed_on_failure(
         if not begun():
             new = {path for path in written() if path.exists()} - before
             for path in sorted(new, reverse=True):  # a folder after what is in it
-                with contextlib.suppress(OSError, ResumableError):
+                with suppress(OSError, ResumableError):
                     path.rmdir() if path.is_dir() else remove(path)
         raise
 
@@ -176,24 +172,23 @@ def write_at(file: int, data: Bytes, start: int) -> int:
 
 def read_at(file: int, size: int, start: int) -> bytearray:
     """Reads exactly `size` bytes at a place of an open file; fewer only where the file ends."""
-    found, done = bytearray(size), 0
+    found, done, read = bytearray(size), 0, 1
     with memoryview(found) as view:
-        while done < size and (
-            read := system.read_some(file, view[done : done + CHUNK], start + done)
-        ):
+        while done < size and read:
+            read = system.read_some(file, view[done : done + CHUNK], start + done)
             done += read
     del found[done:]
     return found
 
 
-@contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+@contextmanager
+def disk_errors(path: Path, remedy: str = "what was saved before is intact") -> Iterator[None]:
     """Turns errors of the system into one that names the file."""
     try:
         yield
     except OSError as error:
         raise DiskError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; what was saved before is intact"
+            f"cannot write {str(path)!r}: {error.strerror or error}; {remedy}"
         ) from error
 
 

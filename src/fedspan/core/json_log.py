@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import types
-import typing
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from fedspan.core.digest import digest
 from fedspan.core.errors import CheckpointError, shown
@@ -37,14 +37,17 @@ def read_table(
     path: Path, form: Form = NO_FORM, more: Form = NO_FORM, remedy: str = REMEDY
 ) -> Line:
     """Reads what `write_table` wrote; CheckpointError with a remedy where it is damaged, or not of its form."""
-    try:
-        table = dict(json.loads(path.read_bytes()))
-        damaged = table.pop(CHECK) != digest(json.dumps(table), size=SIZE)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        damaged = True
-    if damaged:
-        raise CheckpointError(f"{str(path)!r} is damaged; {remedy}")
+    table, _ = _parsed(path.read_bytes(), f"{str(path)!r} is damaged; {remedy}")
     return check_form(table, path, form, more, remedy)
+
+
+def _parsed(text: bytes, damaged: str, before: str = "") -> tuple[Line, str]:
+    """Return a table or line and its checksum; `damaged` is the error where the checksum is another one."""
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
+        table = dict(json.loads(text))
+        if (check := table.pop(CHECK)) == digest(before + json.dumps(table), size=SIZE):
+            return table, check
+    raise CheckpointError(damaged)
 
 
 def check_form(
@@ -59,26 +62,24 @@ def check_form(
         more: The same of keys that may be missing; other keys may be anything.
         remedy: What to do about it.
     """
+    damaged = f"{str(where)!r} is damaged"
     if not isinstance(table, dict):
-        raise CheckpointError(f"{str(where)!r} is damaged: it holds {shown(table)}; {remedy}")
+        raise CheckpointError(f"{damaged}: it holds {shown(table)}; {remedy}")
     for key, hint in {**more, **form}.items():
         if key not in table and key in form:
-            raise CheckpointError(f"{str(where)!r} is damaged: it has no {key!r}; {remedy}")
+            raise CheckpointError(f"{damaged}: it has no {key!r}; {remedy}")
         if key in table and not fits(table[key], hint):
-            raise CheckpointError(
-                f"{str(where)!r} is damaged: {key!r} is {shown(table[key])}; {remedy}"
-            )
+            raise CheckpointError(f"{damaged}: {key!r} is {shown(table[key])}; {remedy}")
     return table
 
 
 def fits(value: Any, hint: Any) -> bool:
     """Whether a value of JSON is of a type; numbers are finite, a whole one is a `float` too, and True is none."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is list:
-        return isinstance(value, list) and all(fits(one, inner[0]) for one in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(fits(one, inner[1]) for one in value.values())
-    if origin is types.UnionType:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (list, dict):
+        members = value.values() if isinstance(value, dict) else value
+        return isinstance(value, origin) and all(fits(one, inner[-1]) for one in members)
+    if origin is UnionType:
         return any(fits(value, one) for one in inner)
     if hint is float and type(value) is float:
         return math.isfinite(value)
@@ -149,18 +150,10 @@ def read_lines(path: Path, until: str | None = None) -> tuple[list[Line], list[s
     for number, text in enumerate(raw, 1):
         if before == until:
             break
-        try:
-            line = dict(json.loads(text))
-            check = line.pop(CHECK)
-            damaged = check != digest(before + json.dumps(line), size=SIZE)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            damaged = True
-        if damaged:
-            raise CheckpointError(
-                f"line {number} of {str(path)!r} is damaged; delete the folder and run again"
-            )
+        damaged = f"line {number} of {str(path)!r} is damaged; delete the folder and run again"
+        line, before = _parsed(text, damaged, before)
         lines.append(line)
-        checks.append(before := check)
+        checks.append(before)
     if until not in (None, before):
         raise CheckpointError(
             f"{str(path)!r} is missing or of another run; put it back, or start the run again"

@@ -6,20 +6,29 @@ A Vector is a tensor of shape (runs, clients, size): `runs` independent repetiti
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from fedspan.core.digest import digest
 from fedspan.core.errors import SpecError
 
-Vector = torch.Tensor
+Vector = Tensor
 """A tensor of shape (runs, clients, size): seeds that are computed together, the clients of a round (one for what the
 server holds), and the values of the model or of the subspace."""
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+Arrays = dict[str, Tensor]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Seeds = tuple[int, ...]  # one per run
+Floats = npt.NDArray[np.float64]
+Measures = Mapping[str, Floats]  # name → one value per run
 
 
 def all_finite(v: Vector) -> bool:
@@ -36,38 +45,38 @@ class Block:
     shape: tuple[int, ...]  # of the tensor
     axis: int | None = None  # the input side, which a projector shortens; None: sent in full
 
-    @functools.cached_property
+    @cached_property
     def size(self) -> int:
         """The number of its elements."""
         return math.prod(self.shape)
 
-    @functools.cached_property
+    @cached_property
     def input_axis(self) -> int:
         """The projected axis of a block that has one."""
         assert self.axis is not None
         return self.axis
 
-    @functools.cached_property
+    @cached_property
     def inputs(self) -> int:
         """Length of the projected axis."""
         return self.shape[self.input_axis]
 
-    @functools.cached_property
+    @cached_property
     def rest(self) -> int:
         """Length of the other axes together."""
         return self.size // self.inputs
 
-    @functools.cached_property
+    @cached_property
     def inputs_last(self) -> bool:
         """Whether the projected axis is the last one, so that no transposition is needed."""
         return self.input_axis == len(self.shape) - 1
 
-    def rows(self, v: Vector) -> torch.Tensor:
+    def rows(self, v: Vector) -> Tensor:
         """Return the block's part of a vector as rows along the projected axis: (runs, clients · rest, inputs)."""
         moved: Vector = v.unflatten(-1, self.shape).movedim(self.input_axis + 2, -1)
         return moved.reshape(v.shape[0], -1, self.inputs)
 
-    def vector(self, rows: torch.Tensor, clients: int) -> Vector:
+    def vector(self, rows: Tensor, clients: int) -> Vector:
         """Return the inverse of `rows`: (runs, clients · rest, inputs) → (runs, clients, size)."""
         shape = list(self.shape)
         shape.append(shape.pop(self.input_axis))
@@ -84,30 +93,30 @@ class Layout:
     dtype: torch.dtype = torch.float32  # of the flat vector
     fixed: str = ""  # a digest of the frozen parts of the model, which are never sent and must be the same everywhere
 
-    @functools.cached_property
+    @cached_property
     def sizes(self) -> list[int]:
         """The number of elements of each block."""
         return [block.size for block in self.blocks]
 
-    @functools.cached_property
+    @cached_property
     def size(self) -> int:
         """d: the length of the flat vector."""
         return sum(self.sizes)
 
-    @functools.cached_property
+    @cached_property
     def fingerprint(self) -> str:
         """A short hash; server and clients must have the same."""
         text = repr([(b.name, b.shape, b.axis) for b in self.blocks]) + str(self.dtype) + self.fixed
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return digest(text)
 
-    def split(self, v: Vector) -> dict[str, torch.Tensor]:
+    def split(self, v: Vector) -> Arrays:
         """Return views of a (runs, clients, size) vector, each (runs, clients, *shape)."""
         if v.shape[-1] != self.size:
             raise SpecError(f"a vector of this layout has {self.size} values, got {v.shape[-1]}")
         parts = zip(self.blocks, v.split(self.sizes, -1), strict=True)
         return {block.name: part.view(*part.shape[:-1], *block.shape) for block, part in parts}
 
-    def join(self, tensors: dict[str, torch.Tensor]) -> Vector:
+    def join(self, tensors: Arrays) -> Vector:
         """Return the flat vector of tensors shaped (runs, clients, *shape)."""
         parts = (tensors[block.name] for block in self.blocks)
         flat = [part.reshape(*part.shape[:2], -1) for part in parts]

@@ -7,16 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from fedspan.core.bundle import Bundle, Ranges
 from fedspan.core.errors import SpecError
-from fedspan.core.layout import Layout, Vector
+from fedspan.core.layout import Layout, Measures, Vector
 from fedspan.core.objective import Objective
 from fedspan.core.round import Round
 
-Measures = Mapping[str, npt.NDArray[np.float64]]
 # measures in the history and on pages, not in lines of text
 DETAILS = ("correction", "correction_test")
 LearningRate = float | Literal["search", "auto"]

@@ -11,11 +11,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedspan.core.errors import SpecError
-from fedspan.core.layout import Layout, Vector
+from fedspan.core.layout import Arrays, Bools, Floats, Ints, Layout, Measures, Seeds, Vector
 from fedspan.core.projector import LinearMap
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def term(plus: Vector | Direction, y: Vector) -> Vector:
     return plus if isinstance(plus, torch.Tensor) else plus(y)
 
 
-def steps_of(epochs: float, batches: Sequence[float]) -> npt.NDArray[np.int64]:
+def steps_of(epochs: float, batches: Sequence[float]) -> Ints:
     """K_i of clients that make so many passes over their own mini-batches."""
     passes = epochs * np.array(batches, np.float64)
     return np.ceil(passes - 1e-9).clip(1).astype(np.int64)  # 0.7 · 10 is a little above 7
@@ -69,8 +68,12 @@ class Objective(ABC):
 
     def restrict(self, x: Vector, P: LinearMap, plus: Vector | None = None) -> Direction:
         """z ↦ P ∇f_i(x + Pᵀz; ξ) + plus. This default forms the full gradient; tasks override it to avoid that."""
-        inside: Direction = lambda z: P @ self.grad(x + P.T @ z)  # noqa: E731
-        return inside if plus is None else lambda z: inside(z) + plus
+
+        def inside(z: Vector) -> Vector:
+            gradient = P @ self.grad(x + P.T @ z)
+            return gradient if plus is None else gradient + plus
+
+        return inside
 
 
 class Flat(Objective):
@@ -92,14 +95,14 @@ class Flat(Objective):
 class Problem(ABC):
     """A task with its data in place, for one or several runs."""
 
-    seeds: tuple[int, ...]  # one per run
+    seeds: Seeds  # one per run
     layout: Layout
     x0: Vector  # (runs, 1, d)
     clients: int  # N
     names: Sequence[str] | None = None  # of the clients; None: they have numbers alone
-    weights: npt.NDArray[np.float64] | None  # (N,), summing to 1; None: uniform
+    weights: Floats | None  # (N,), summing to 1; None: uniform
     steps_per_epoch: int = 1  # mini-batches in one pass over the mean client's examples
-    steps: npt.NDArray[np.int64] | None = None  # (N,): K_i, where each client has its own
+    steps: Ints | None = None  # (N,): K_i, where each client has its own
     cohort_mode: Literal["batched", "per_client"] = "batched"  # all clients at once or not
     buffers0: Vector | None = None  # (runs, 1, n): averaged besides x: running statistics
     usage: Mapping[str, Any] = MappingProxyType({})  # how a trained model is used, as plain values
@@ -116,11 +119,11 @@ class Problem(ABC):
         """Whether such a computation needs no autograd, and cannot fail for a network that the loop can train."""
         return False
 
-    def smoothness(self) -> npt.NDArray[np.float64] | None:
+    def smoothness(self) -> Floats | None:
         """L_i, (runs, N), if the task knows its Hessians; None: they are estimated."""
         return None
 
-    def lowest(self) -> npt.NDArray[np.float64] | None:
+    def lowest(self) -> Floats | None:
         """F* of each run, if the task knows it."""
         return None
 
@@ -141,25 +144,19 @@ class Problem(ABC):
         """The objectives of the clients that take part in a round."""
 
     @abstractmethod
-    def evaluate(
-        self, x: Vector, buffers: Vector | None = None
-    ) -> Mapping[str, npt.NDArray[np.float64]]:
+    def evaluate(self, x: Vector, buffers: Vector | None = None) -> Measures:
         """Metrics of a server model: name → one number per run."""
 
-    def state_dict(
-        self, x: Vector, buffers: Vector | None, run: int = 0
-    ) -> dict[str, torch.Tensor]:
+    def state_dict(self, x: Vector, buffers: Vector | None, run: int = 0) -> Arrays:
         """The tensors of one run's model by name, as they are saved."""
         return {
             name: part[0, 0].clone() for name, part in self.layout.split(x[run : run + 1]).items()
         }
 
-    def training_loss(
-        self, x: Vector, buffers: Vector | None = None
-    ) -> npt.NDArray[np.float64] | None:
+    def training_loss(self, x: Vector, buffers: Vector | None = None) -> Floats | None:
         """Mean loss on a fixed sample of the clients' own data, one number per run; None where it is not available."""
         return None
 
     @abstractmethod
-    def diverged(self, metrics: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.bool_]:
+    def diverged(self, metrics: Measures) -> Bools:
         """Which runs have diverged."""

@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from fedspan.core import seeds
 from fedspan.core.errors import SpecError, at_least
+from fedspan.core.layout import Ints
 
-Indices = npt.NDArray[np.int64]
+Indices = Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +44,13 @@ class Partition(ABC):
             raise SpecError(
                 f"`clients` is {self.clients}, but there are only {len(labels)} examples"
             )
-        return self.assign(labels, self.clients, self._generator(seed))
+        # a generator of its own: a partition is made once, by whoever holds the data
+        key = seeds.key(seed, f"partition.{type(self).__name__.lower()}")
+        return self.assign(labels, self.clients, np.random.Generator(np.random.PCG64(key)))
 
     @abstractmethod
     def assign(self, labels: Indices, clients: int, rng: np.random.Generator) -> list[Indices]:
         """The example numbers of each client."""
-
-    def _generator(self, seed: int) -> np.random.Generator:
-        """A generator of its own: a partition is made once, by whoever holds the data."""
-        return np.random.Generator(
-            np.random.PCG64(seeds.key(seed, f"partition.{type(self).__name__.lower()}"))
-        )
 
 
 def fill_empty(parts: list[Indices], rng: np.random.Generator) -> list[Indices]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import importlib.machinery
 import importlib.util
 import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, TypeVar
 
 from fedspan.core import registry
@@ -31,23 +30,19 @@ def load_plugin(path: Path) -> list[type]:
     Raises:
         SpecError: The file cannot be imported, registers nothing, or has the name of something else.
     """
+    what = f"plugin file {str(path)!r}"
     if not path.is_file():
-        raise SpecError(f"plugin file {str(path)!r} does not exist")
+        raise SpecError(f"{what} does not exist")
     if path.suffix != ".py":
-        raise SpecError(f"plugin file {str(path)!r} is not a Python file; its name must end in .py")
+        raise SpecError(f"{what} is not a Python file; its name must end in .py")
     if path.stem in sys.stdlib_module_names:
-        raise SpecError(
-            f"plugin file {path.name!r} has the name of a module of Python; rename the file"
-        )
+        raise SpecError(f"{what} has the name of a module of Python; rename the file")
     if (other := _another(path)) is not None:
-        raise SpecError(
-            f"plugin file {str(path)!r} has the name of the module {other!r}; rename the file"
-        )
-    load = functools.partial(_execute_file, path.stem, path)
-    module = guarded(load, f"plugin file {str(path)!r}", path)
+        raise SpecError(f"{what} has the name of the module {other!r}; rename the file")
+    module = guarded(lambda: _execute_file(path.stem, path), what, path)
     found = registry.registered_in(module.__name__)
     if not found:
-        raise SpecError(f"plugin file {str(path)!r} registers nothing: {_remedy(module)}")
+        raise SpecError(f"{what} registers nothing: {_remedy(module)}")
     return found
 
 
@@ -64,16 +59,15 @@ def load_module(name: str, folder: str | None, key: str = "task.module") -> Modu
             raise SpecError(f"`{key}` {str(file)!r} does not exist")
         if getattr(sys.modules.get(own), "__file__", None) == str(file):
             return sys.modules[own]
-        return guarded(functools.partial(_execute_file, own, file), f"{what} fails", file)
-    load = functools.partial(importlib.import_module, name)
-    if folder is None:
-        return guarded(load, f"{what} cannot be imported")
-    _forget_others(name, Path(folder))
-    sys.path.insert(0, folder)
+        return guarded(lambda: _execute_file(own, file), f"{what} fails", file)
+    if folder is not None:
+        _forget_others(name, Path(folder))
+        sys.path.insert(0, folder)
     try:
-        return guarded(load, f"{what} cannot be imported")
+        return guarded(lambda: importlib.import_module(name), f"{what} cannot be imported")
     finally:
-        sys.path.remove(folder)
+        if folder is not None:
+            sys.path.remove(folder)
 
 
 def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
@@ -88,8 +82,8 @@ def called(function: Callable[..., Any], what: str, *arguments: Any) -> Any:
     code = getattr(function, "__code__", None)
     file = None if code is None else Path(code.co_filename)
     missing = "; set `clients` in the spec to the number of clients that have data"
-    call = functools.partial(function, *arguments)
-    return guarded(call, f"{what}() fails", file, missing if arguments else "")
+    end = missing if arguments else ""
+    return guarded(lambda: function(*arguments), f"{what}() fails", file, end)
 
 
 def guarded(call: Callable[[], T], what: str, file: Path | None = None, missing: str = "") -> T:
@@ -100,14 +94,11 @@ def guarded(call: Callable[[], T], what: str, file: Path | None = None, missing:
     try:
         return call()
     except (Exception, SystemExit) as error:
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if file is not None and frame.filename == str(file)
-        ]
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(file)]
         if isinstance(error, SyntaxError):
             lines = [error.lineno]
-        place = f" in line {lines[-1]} of {Path(str(file)).name}" if file and lines else ""
+        place = f" in line {lines[-1]} of {file.name}" if file and lines else ""
         why, remedy = one_line(error), ""
         if isinstance(error, SystemExit):
             why = "it ends Python; remove `exit`"
@@ -134,22 +125,16 @@ def _forget_others(name: str, folder: Path) -> None:
             del sys.modules[other]
 
 
-class _SourceLoader(importlib.machinery.SourceFileLoader):
-    """Compile a file as it is now: its cached bytecode may be of an earlier text with the same size and second."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
-        return code
-
-
 def _execute_file(name: str, path: Path) -> ModuleType:
     """Import a user's own file as a module of this name; nothing of it stays if it fails."""
-    loader = _SourceLoader(name, str(path))
-    spec = importlib.util.spec_from_loader(name, loader)
+    with suppress(OSError):  # bytecode may be of an earlier text with the same size and second
+        Path(importlib.util.cache_from_source(path)).unlink()
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]  # half a module must not be found by the next import
         raise
@@ -162,22 +147,16 @@ def _another(path: Path) -> str | None:
         found = importlib.util.find_spec(path.stem)
     except (ImportError, ValueError):  # what is loaded has no spec, as in tests
         return None
-    origin = None if found is None else found.origin
-    same = origin is None or not Path(origin).exists() or Path(origin).samefile(path)
-    return None if same else origin
+    origin = "" if found is None else str(found.origin)
+    return origin if Path(origin).is_file() and not Path(origin).samefile(path) else None
 
 
 def _remedy(module: ModuleType) -> str:
     """What to do about a file that registers nothing."""
-    own = [
-        cls
-        for cls in vars(module).values()
-        if isinstance(cls, type) and cls.__module__ == module.__name__
-    ]
-    if kinds := [
-        cls.__name__ for cls in own if registry.kind_of(cls) and not inspect.isabstract(cls)
-    ]:
-        return f"put @fedspan.register above the class {kinds[-1]}"
+    for cls in vars(module).values():
+        own = registry.kind_of(cls) and cls.__module__ == module.__name__
+        if own and not inspect.isabstract(cls):
+            return f"put @fedspan.register above the class {cls.__name__}"
     if callable(getattr(module, "command", None)):
         return "a plugin cannot add a command; commands are files in fedspan/cli"
     bases = ", ".join(base.__name__ for base in registry.KINDS.values())

@@ -9,6 +9,7 @@ cannot be sent to it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import multiprocessing
 import re
@@ -35,48 +36,36 @@ class Shared(Generic[T]):
     """
 
     def __init__(self, value: T) -> None:
-        self._value, self._packed = value, None if FORKS else _packed(value)
+        import torch
+
+        self.value, self._packed = value, io.BytesIO()
+        try:
+            with without_script():  # views of one tensor stay together, as in a copy
+                if not FORKS:
+                    torch.save((value, torch.get_default_dtype()), self._packed)
+        except Exception as error:
+            raise NotSentError(one_line(re.sub(" at 0x[0-9A-Fa-f]+", "", str(error)))) from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_packed": self._packed}
 
-    @property
+    @functools.cached_property
     def value(self) -> T:
         """The value; a spawned process unpacks it here for the first time."""
-        if not hasattr(self, "_value"):
-            self._value, self._packed = _unpacked(self._packed), None
-        return self._value
+        import torch
 
-
-def _packed(value: Any) -> bytes:
-    import torch
-
-    out = io.BytesIO()
-    try:
-        with without_script():
-            torch.save(
-                (value, torch.get_default_dtype()), out
-            )  # views of one tensor stay together, as in a copy
-    except Exception as error:
-        raise NotSentError(one_line(re.sub(" at 0x[0-9A-Fa-f]+", "", str(error)))) from error
-    return out.getvalue()
-
-
-def _unpacked(packed: bytes | None) -> Any:
-    import torch
-
-    assert packed is not None
-    try:
-        with torch.inference_mode(False):
-            value, dtype = torch.load(
-                io.BytesIO(packed), weights_only=False
-            )  # from our own parent, through a pipe
-    except Exception as error:
-        raise FedspanError(
-            f"another process cannot load what it was sent ({one_line(error)}); use jobs=1 or simulate='loop'"
-        ) from None
-    torch.set_default_dtype(dtype)
-    return value
+        self._packed.seek(0)
+        try:
+            with torch.inference_mode(False):  # from our own parent, through a pipe
+                value, dtype = torch.load(self._packed, weights_only=False)
+        except Exception as error:
+            raise FedspanError(
+                f"another process cannot load what it was sent ({one_line(error)}); use jobs=1 or simulate='loop'"
+            ) from None
+        torch.set_default_dtype(dtype)
+        self._packed = io.BytesIO()
+        found: T = value
+        return found
 
 
 @contextlib.contextmanager

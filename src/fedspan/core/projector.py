@@ -19,10 +19,11 @@ from typing import Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedspan.core import seeds
 from fedspan.core.errors import ProtocolError, SpecError, at_least, count_or_ratio
-from fedspan.core.layout import Block, Layout, Vector
+from fedspan.core.layout import Block, Layout, Seeds, Vector
 
 PROBE_TOLERANCE = 1e-9  # far above rounding between machines (1e-12), far below any real difference
 SMALL = 1 << 18  # values of P below which several epochs are drawn at once
@@ -38,9 +39,7 @@ class Factor(ABC):
     A subclass is a dataclass whose tensors have the runs as their first axis.
     """
 
-    index: torch.Tensor | None = (
-        None  # (runs, 1, r): the inputs that P picks, if it does nothing else
-    )
+    index: Tensor | None = None  # (runs, 1, r): the inputs that P picks, if it does nothing else
 
     @property
     @abstractmethod
@@ -48,19 +47,19 @@ class Factor(ABC):
         """r."""
 
     @abstractmethod
-    def down(self, v: torch.Tensor) -> torch.Tensor:
+    def down(self, v: Tensor) -> Tensor:
         """Return v Pᵀ: (runs, n, d) → (runs, n, r)."""
 
     @abstractmethod
-    def up(self, z: torch.Tensor) -> torch.Tensor:
+    def up(self, z: Tensor) -> Tensor:
         """Return z P: (runs, n, r) → (runs, n, d)."""
 
     @abstractmethod
-    def columns(self) -> torch.Tensor:
+    def columns(self) -> Tensor:
         """Return Pᵀ as an array (runs, d, r), for tasks that multiply their data by it."""
 
     @abstractmethod
-    def probe(self) -> torch.Tensor:
+    def probe(self) -> Tensor:
         """Return one float64 value per run that differs between different P; shape (runs, 1, 1)."""
 
     def cut(self, runs: slice) -> Self:
@@ -71,14 +70,14 @@ class Factor(ABC):
         """Return the same on another device."""
         return self._each(lambda part: part.to(device))
 
-    def _each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+    def _each(self, function: Callable[[Tensor], Tensor]) -> Self:
         other = object.__new__(type(self))
         for name, part in vars(self).items():
-            vars(other)[name] = function(part) if isinstance(part, torch.Tensor) else part
+            vars(other)[name] = function(part) if isinstance(part, Tensor) else part
         return other
 
 
-def picked(factor: Factor | None) -> torch.Tensor | None:
+def picked(factor: Factor | None) -> Tensor | None:
     """Return the inputs that a factor picks; None if it is not a choice of coordinates."""
     return None if factor is None else factor.index
 
@@ -90,7 +89,7 @@ class LinearMap:
         self,
         layout: Layout,
         factors: tuple[Factor | None, ...],
-        probe: torch.Tensor | None = None,
+        probe: Tensor | None = None,
         sizes: list[int] | None = None,
     ) -> None:
         self.layout, self.factors = layout, factors
@@ -113,12 +112,9 @@ class LinearMap:
         if len(self.factors) == 1:
             return _down(self.factors[0], self.layout.blocks[0], v)
         parts = v.split(self.layout.sizes, -1)
-        found = [_down(f, b, part) for f, b, part in self.by_block(parts)]
-        return torch.cat(found, -1)
+        return torch.cat([_down(*one) for one in self.by_block(parts)], -1)
 
-    def by_block(
-        self, parts: Iterable[Vector]
-    ) -> Iterator[tuple[Factor | None, Block, torch.Tensor]]:
+    def by_block(self, parts: Iterable[Vector]) -> Iterator[tuple[Factor | None, Block, Tensor]]:
         """Return (factor, block, part) of each block."""
         return zip(self.factors, self.layout.blocks, parts, strict=True)
 
@@ -147,7 +143,7 @@ class LinearMap:
         probe = None if self.probe is None else self.probe[runs]
         return LinearMap(self.layout, factors, probe, self.sizes)
 
-    def agree(self, probe: torch.Tensor | None) -> None:
+    def agree(self, probe: Tensor | None) -> None:
         """Raise ProtocolError unless the other end drew the same P."""
         own = self.probe
         if probe is own:
@@ -199,9 +195,8 @@ class Transposed:
                 self._add(z if sign > 0 else -z, x)
             return x
         moved = self @ z
-        if moved is z or moved.shape[1] < x.shape[1]:
-            return x + moved if sign > 0 else x - moved
-        return moved.add_(x) if sign > 0 else torch.sub(x, moved, out=moved)
+        spare = None if moved is z or moved.shape[1] < x.shape[1] else moved
+        return torch.add(x, moved, alpha=sign, out=spare)
 
     def put(self, z: Vector, x: Vector) -> Vector:
         """Return x with z in the place of P x: what is outside the subspace stays."""
@@ -227,7 +222,7 @@ def _up(factor: Factor | None, block: Block, z: Vector) -> Vector:
     return rows.view(runs, clients, -1) if block.inputs_last else block.vector(rows, clients)
 
 
-def _columns(index: torch.Tensor, block: Block, v: Vector) -> tuple[torch.Tensor, torch.Tensor]:
+def _columns(index: Tensor, block: Block, v: Vector) -> tuple[Tensor, Tensor]:
     """Return v with the projected axis last, and the picked columns of every row: views, so that nothing is copied."""
     full = v.unflatten(-1, block.shape).movedim(block.input_axis + 2, -1)
     return full, index.view(index.shape[0], *[1] * (full.dim() - 2), -1).expand(
@@ -262,15 +257,17 @@ class Projector(ABC):
     def __post_init__(self) -> None:
         if isinstance(self.rank, Mapping):
             object.__setattr__(self, "rank", Ranks(self.rank))
-        for rank in self.rank.values() if isinstance(self.rank, Mapping) else (self.rank,):
+        for rank in self._ranks.values():
             count_or_ratio("rank", rank)
         at_least("refresh", self.refresh, 1)
 
+    @property
+    def _ranks(self) -> Mapping[str, int | float]:
+        return self.rank if isinstance(self.rank, Mapping) else {"*": self.rank}
+
     def asked(self, block: Block) -> int | float:
         """Return what `rank` says of one block: a number of directions or a share of its inputs."""
-        if not isinstance(self.rank, Mapping):
-            return self.rank
-        for pattern, rank in self.rank.items():
+        for pattern, rank in self._ranks.items():
             if fnmatch.fnmatch(block.name, pattern):
                 return rank
         raise SpecError(
@@ -310,7 +307,7 @@ class Projector(ABC):
             factors.append(factor)
         return LinearMap(layout, tuple(factors))
 
-    def of_epochs(self, layout: Layout, of_runs: tuple[int, ...], epochs: range) -> LinearMap:
+    def of_epochs(self, layout: Layout, of_runs: Seeds, epochs: range) -> LinearMap:
         """Return P of consecutive epochs of all runs: those of the first epoch, then those of the next."""
         return self.sample(layout, seeds.keys_of_rounds(of_runs, "projector", epochs).reshape(-1))
 
@@ -338,7 +335,7 @@ def _check_once(projector: Projector, factor: Factor, inputs: int, dtype: torch.
 
 
 @functools.lru_cache(maxsize=64)
-def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: int) -> LinearMap:
+def draw(projector: Projector, layout: Layout, of_runs: Seeds, epoch: int) -> LinearMap:
     """Return P of one epoch between two refreshes; cached, because both ends and several steps of a round need it."""
     values = sum(projector.rank_of(b) * b.inputs for b in layout.blocks if b.axis is not None)
     ahead = AT_ONCE if values <= SMALL // AT_ONCE else 1
@@ -347,7 +344,7 @@ def draw(projector: Projector, layout: Layout, of_runs: tuple[int, ...], epoch: 
 
 @functools.lru_cache(maxsize=16)
 def _epochs(
-    projector: Projector, layout: Layout, of_runs: tuple[int, ...], part: int, ahead: int
+    projector: Projector, layout: Layout, of_runs: Seeds, part: int, ahead: int
 ) -> list[LinearMap]:
     """Return `ahead` consecutive epochs in one draw; each depends on its own key only, so this changes no bit."""
     runs, epochs = len(of_runs), range(part * ahead, (part + 1) * ahead)

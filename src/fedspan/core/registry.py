@@ -64,14 +64,13 @@ def register(cls: C) -> C:
             f"{', '.join(bare)} of {cls.__name__} would be no setting: put @dataclass(frozen=True, kw_only=True) "
             "between @fedspan.register and the class"
         )
-    for setting in settings(cls):
-        for owner in cls.__mro__[1:]:
-            has = setting.name in {*vars(owner), *inspect.get_annotations(owner)}
-            if has and setting.name not in _annotated(owner):
-                raise SpecError(
-                    f"the setting {setting.name!r} of {cls.__name__} hides what {owner.__name__} has under this name; "
-                    "rename the setting"
-                )
+    for owner in cls.__mro__[1:]:
+        fixed = {*vars(owner), *inspect.get_annotations(owner)} - _annotated(owner)
+        for hidden in fixed & {f.name for f in settings(cls)}:
+            raise SpecError(
+                f"the setting {hidden!r} of {cls.__name__} hides what {owner.__name__} has under this name; rename the "
+                "setting"
+            )
     name, folder, what = cls.__module__.rsplit(".", 1)[-1], FOLDERS[kind], "file"
     if name == "__main__":
         name = Path(getattr(sys.modules[name], "__file__", None) or cls.__name__.lower()).stem
@@ -108,8 +107,9 @@ def _suggest_names(cls: Any) -> None:
 def unknown(cls: type, name: object, what: str) -> SpecError:
     """The error about a setting that a class does not have, with the nearest one that it has."""
     names = sorted(f.name for f in settings(cls))
-    has = ", ".join(names) or "none"
-    return SpecError(f"{what} {shown(name)}{did_you_mean(name, names)}; it has {has}")
+    return SpecError(
+        f"{what} {shown(name)}{did_you_mean(name, names)}; it has {', '.join(names) or 'none'}"
+    )
 
 
 def _annotated(cls: type) -> set[str]:
@@ -130,8 +130,8 @@ def registered_in(module: str) -> list[type]:
 
 def kind_of(cls: Any) -> str | None:
     """The kind that a class is of, such as "method"."""
-    kinds = KINDS.items() if isinstance(cls, type) else ()
-    return next((kind for kind, base in kinds if issubclass(cls, base)), None)
+    bases = getattr(cls, "__mro__", ())
+    return next((kind for kind, base in KINDS.items() if base in bases), None)
 
 
 def choices(kind: str) -> dict[str, type]:
@@ -154,7 +154,7 @@ def _discover(folder: str) -> None:
 
 def is_registered(value: object) -> bool:
     """Whether a value's class has a registered name."""
-    return any(cls is type(value) for known in _known.values() for cls in known.values())
+    return any(type(value) in known.values() for known in _known.values())
 
 
 def name_of(value: object) -> str:

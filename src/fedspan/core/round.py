@@ -7,10 +7,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from fedspan.core.layout import Layout, Vector
+from fedspan.core.layout import Ints, Layout, Seeds, Vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,11 +18,11 @@ class Schedule:
     """The cohorts of consecutive rounds; lets a task in the same process prepare several rounds at once."""
 
     first: int
-    ids: npt.NDArray[np.int64]  # (rounds, runs, S)
-    rows: npt.NDArray[np.int64]  # (rounds, runs · S): the same as flat numbers run · N + client
+    ids: Ints  # (rounds, runs, S)
+    rows: Ints  # (rounds, runs · S): the same as flat numbers run · N + client
 
 
-def flat_rows(ids: npt.NDArray[np.int64], clients: int) -> npt.NDArray[np.int64]:
+def flat_rows(ids: Ints, clients: int) -> Ints:
     """run · N + client of ids (…, runs, S), as (…, runs · S)."""
     runs = np.arange(0, ids.shape[-2] * clients, clients)
     return (ids + runs[:, None]).reshape(*ids.shape[:-2], -1)
@@ -41,28 +41,26 @@ class Round:
     """What server and clients know of a round without a message, for the clients that take part in it."""
 
     t: int  # the number of the round, from 0
-    seeds: tuple[int, ...]  # one per run
+    seeds: Seeds  # one per run
     clients: int  # N
     layout: Layout  # of the model
-    ids: npt.NDArray[np.int64]  # (runs, S): who takes part
-    last_round: npt.NDArray[
-        np.int64
-    ]  # (runs, S): the round in which each one last took part, -1 for none
-    weights: torch.Tensor | None = None  # (runs, S, 1): shares w_i of all N; None: 1/N each
+    ids: Ints  # (runs, S): who takes part
+    last_round: Ints  # (runs, S): the round in which each one last took part, -1 for none
+    weights: Tensor | None = None  # (runs, S, 1): shares w_i of all N; None: 1/N each
     unbiased: bool = False  # whether means are divided by S/N instead of Σ_S w_i
-    everyone: npt.NDArray[np.int64] | None = None  # (runs, N): `last_round` of all, at the server
+    everyone: Ints | None = None  # (runs, N): `last_round` of all, at the server
     local_steps: int = 1  # K, so that a task may draw the mini-batches of a round at once
     schedule: Schedule | None = None  # the cohorts of the next rounds, where they are known
     known_start: bool = False  # whether clients have the initial x: new ones need changes only
     rounds: int | None = None  # length of the run, which a schedule of the step size spans
     overwrite: bool = False  # whether a new state, not x, may take the old one's place
-    steps: torch.Tensor | None = None  # (runs, S, 1): K_i, where each client has its own
+    steps: Tensor | None = None  # (runs, S, 1): K_i, where each client has its own
     privacy: Terms | None = None  # what clients do to their replies
     robust: bool = False  # whether an aggregator takes the place of the mean of the replies
     q: float | None = None  # with privacy: the probability to take part, which then counts
 
     @property
-    def share(self) -> torch.Tensor | float:
+    def share(self) -> Tensor | float:
         """The share of all clients that takes part, by which means are divided.
 
         It is Σ_S w_i, or its expectation S/N with `unbiased`; S/N with equal weights, and q with privacy.
@@ -74,7 +72,7 @@ class Round:
         return self.weights.sum(1, keepdim=True)
 
     @property
-    def pace(self) -> torch.Tensor | float:
+    def pace(self) -> Tensor | float:
         """K̄ / K: the mean number of steps of the round's clients, by their weights, over `local_steps`."""
         if self.steps is None:
             return 1.0
@@ -93,7 +91,7 @@ class Round:
         """How many of the last rounds' changes, this one's included, some client with a copy of x lacks after it."""
         if self.everyone is None:
             return self.t + 1
-        copies = self._last_rounds(self.everyone).clip(min=0 if self.known_start else -1)
+        copies = self._last_rounds.clip(min=0 if self.known_start else -1)
         return self.t + 1 - int(copies[copies >= 0].min(initial=self.t))
 
     def still_last(self, rounds: Collection[int]) -> set[int]:
@@ -101,15 +99,18 @@ class Round:
         if self.everyone is None:
             return set(rounds)
         asked = np.array([*rounds], np.int64)
-        return set(asked[np.isin(asked, self._last_rounds(self.everyone))].tolist())
+        return set(asked[np.isin(asked, self._last_rounds)].tolist())
 
-    def _last_rounds(self, everyone: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        copies = everyone.reshape(-1).copy()
+    @property
+    def _last_rounds(self) -> Ints:
+        """`last_round` of all clients after this round, where that is known."""
+        assert self.everyone is not None
+        copies = self.everyone.flatten()
         copies[self.rows] = self.t
         return copies
 
     @functools.cached_property
-    def rows(self) -> npt.NDArray[np.int64]:
+    def rows(self) -> Ints:
         """The cohort as flat numbers run · N + client, in order."""
         plan = self.schedule
         return flat_rows(self.ids, self.clients) if plan is None else plan.rows[self.t - plan.first]
@@ -137,7 +138,7 @@ class Round:
         known = v.masked_fill(~v.any(-1, keepdim=True), torch.nan)
         return known.nanquantile(0.5, 1, keepdim=True).nan_to_num(0.0)
 
-    def subset(self, arrived: npt.NDArray[np.int64]) -> Round:
+    def subset(self, arrived: Ints) -> Round:
         """The round with some places of the cohort only, the same in every run: those that replied."""
         weights, steps = (v if v is None else v[:, arrived] for v in (self.weights, self.steps))
         ids, last = self.ids.take(arrived, 1), self.last_round.take(arrived, 1)  # in memory's order

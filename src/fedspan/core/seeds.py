@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedspan.core.layout import Floats, Ints, Seeds
+
 Keys = npt.NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
@@ -39,10 +41,8 @@ def _unlock_in_child() -> None:
     _torch = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        after_in_child=_unlock_in_child
-    )  # another thread may hold the lock at a fork
+if hasattr(os, "register_at_fork"):  # another thread may hold the lock at a fork
+    os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 @contextlib.contextmanager
@@ -57,8 +57,9 @@ def torch_generator(seed: int | None = None, *also: torch.Generator) -> Iterator
     with _torch:
         before = [generator.get_state() for generator in used]
         try:
-            for generator in used if seed is not None else ():
-                generator.manual_seed(seed)  # type: ignore[arg-type]
+            if seed is not None:
+                for generator in used:
+                    generator.manual_seed(seed)
             yield
         finally:
             for generator, state in zip(used, before, strict=True):
@@ -94,22 +95,20 @@ def key(seed: int, purpose: str, *path: int) -> int:
     return k
 
 
-def keys(seeds: tuple[int, ...], purpose: str, *path: int) -> Keys:
+def keys(seeds: Seeds, purpose: str, *path: int) -> Keys:
     """The same stream in each of several runs: one key per run."""
     return np.array([key(seed, purpose, *path) for seed in seeds], np.uint64)
 
 
-def keys_of_rounds(seeds: tuple[int, ...], purpose: str, rounds: range, *path: int) -> Keys:
+def keys_of_rounds(seeds: Seeds, purpose: str, rounds: range, *path: int) -> Keys:
     """`keys(seeds, purpose, t, *path)` of several rounds t at once, (rounds, runs)."""
-    found = children(
-        np.array([[_root(seed, purpose) for seed in seeds]], np.uint64), np.array(rounds)[:, None]
-    )
+    found = children(keys(seeds, purpose), np.array(rounds)[:, None])
     for part in path:
         found = children(found, np.array([part]))
     return found
 
 
-def children(parents: Keys, ids: npt.NDArray[np.int64]) -> Keys:
+def children(parents: Keys, ids: Ints) -> Keys:
     """Keys of numbered sub-streams, such as one per client; `key(..., i)` for whole arrays of i."""
     return _mix(_mix(parents ^ np.uint64(_CHILD)) + ids.astype(np.uint64) * np.uint64(_GOLDEN))
 
@@ -129,7 +128,7 @@ def later(of: Keys, start: int) -> Keys:
     return of + np.uint64(start * _GOLDEN & _MASK)
 
 
-def integers(of: Keys, n: int, high: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def integers(of: Keys, n: int, high: int | Ints) -> Ints:
     """n integers in [0, high) from each stream, with replacement (bias at most high / 2^32).
 
     Each 64-bit output gives two: first all upper halves, then all lower halves.
@@ -141,12 +140,12 @@ def integers(of: Keys, n: int, high: int | npt.NDArray[np.int64]) -> npt.NDArray
     return halves.view(np.int64)
 
 
-def uniform(of: Keys, n: int) -> npt.NDArray[np.float64]:
+def uniform(of: Keys, n: int) -> Floats:
     """n numbers in (0, 1) from each stream: 53 random bits, and never an end point."""
     return ((bits(of, n) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
-def normal(of: Keys, n: int) -> npt.NDArray[np.float64]:
+def normal(of: Keys, n: int) -> Floats:
     """Return n standard normal numbers in float64 from each stream: the inverse of their distribution at uniform ones.
 
     torch's erfinv is fast, but its accuracy depends on the platform. A sample of it is compared with Wichura's
@@ -162,7 +161,7 @@ def normal(of: Keys, n: int) -> npt.NDArray[np.float64]:
     return fast.reshape(*of.shape, n)
 
 
-def choose(of: Keys, population: int, size: int) -> npt.NDArray[np.int64]:
+def choose(of: Keys, population: int, size: int) -> Ints:
     """`size` different numbers below `population` from each stream, sorted; Floyd's method (Bentley and Floyd 1987).
 
     Step j picks a number up to its own top, population − size + j, and takes the top itself if the pick is taken. A
@@ -184,11 +183,11 @@ def choose(of: Keys, population: int, size: int) -> npt.NDArray[np.int64]:
         taken = settled
 
 
-def _below(drawn: Keys, high: Keys) -> npt.NDArray[np.int64]:
+def _below(drawn: Keys, high: Keys) -> Ints:
     """The upper half of the 128-bit product: numbers in [0, high), high < 2^32, with a bias of high / 2^64."""
     return (((drawn >> _HALF) * high + ((drawn & _LOWER) * high >> _HALF)) >> _HALF).view(np.int64)
 
 
-def permute(of: Keys, n: int) -> npt.NDArray[np.int64]:
+def permute(of: Keys, n: int) -> Ints:
     """A random order of 0..n-1 from each stream: the order of n 64-bit draws."""
     return np.argsort(bits(of, n), axis=-1, kind="stable").astype(np.int64)

@@ -54,9 +54,7 @@ def ending_by_sigterm() -> Iterator[None]:
         if callable(before):
             before(signal.SIGTERM, None)
         elif not _in_notebook():
-            traceback.clear_frames(
-                error.__traceback__
-            )  # what these hold, such as semaphores, is released
+            traceback.clear_frames(error.__traceback__)  # releases what these hold: semaphores
             gc.collect()
             for stream in (sys.stdout, sys.stderr):
                 with suppress(Exception):

@@ -7,7 +7,7 @@ by a later version that has more settings.
 
 from __future__ import annotations
 
-import datetime
+import copy
 import inspect
 import json
 import math
@@ -28,7 +28,6 @@ from fedspan.core.errors import (
     SpecError,
     at_least,
     at_most,
-    items,
     one_line,
     path_of,
     positive,
@@ -80,13 +79,13 @@ class Spec(Settings):
     search: Search = field(default_factory=Search)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "callbacks", as_callbacks(self.callbacks))
         super().__post_init__()
-        tables.check_types(self)
         if self.device.startswith("meta"):
             raise SpecError(f"`device` {self.device!r} holds no numbers; use 'auto' or 'cpu'")
         for name in ("rounds", "eval_every", "eval_clients_every", "clients_per_round"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
+            if (count := getattr(self, name)) is not None:
+                at_least(name, count, 1)
         at_most("rounds", self.rounds, 10**9)
         if self.eval_clients_every is not None and self.eval_clients_every % self.eval_every:
             raise SpecError(
@@ -105,23 +104,16 @@ class Spec(Settings):
             raise SpecError(f"`seed` must be below 2**64, got {shown(self.seed)}")
         if self.dp is not None:
             object.__setattr__(self, "method", self.method.without_tests())
-        object.__setattr__(self, "callbacks", tuple(self.callbacks))
-        for one in self.callbacks:
-            tables.check_types(one)
 
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Spec:
         """A spec from nested plain values; every key and type is checked."""
-        for name in items("metrics", table.get("metrics", ())):
-            if not isinstance(name, str):
-                raise SpecError(f"`metrics` must be a list of names, got {shown(name)}")
         for kind in ("method", "task"):  # a key that stands outside of its table
             given = table.get(kind)
             name = given.get("name") if isinstance(given, Mapping) else None
-            cls = registry.choices(kind).get(str(name), Spec)
-            inside = {one.name for one in registry.settings(cls)}
+            inside = tables.typed(registry.choices(kind).get(str(name), Spec)).keys()
             for key in table:
-                if key in inside - {one.name for one in registry.settings(Spec)}:
+                if key in inside - tables.typed(Spec).keys():
                     raise SpecError(f"`[spec]` has no key {shown(key)}; it is `{kind}.{key}`")
         spec: Spec = tables.make(Spec, table)
         return spec
@@ -133,12 +125,12 @@ class Spec(Settings):
 
     def table(self) -> Table:
         """Nested plain values with all defaults."""
-        metrics: list[Any] = []
-        for one in self.metrics:  # by name; of a class, an object or a function also what it is
-            named: Table = {"name": column_of(one), "source": source_of(one)}
-            if (higher := direction_of(one)) is not None:
-                named["higher_is_better"] = higher
-            metrics.append(one if isinstance(one, str) else named)
+        metrics = list(self.metrics)
+        for place, one in enumerate(metrics):  # of a class, an object or a function what it is
+            if not isinstance(one, str):
+                metrics[place] = {"name": column_of(one), "source": source_of(one)}
+                if (higher := direction_of(one)) is not None:
+                    metrics[place]["higher_is_better"] = higher
         table: Table = tables.describe(self)
         return table | {"metrics": metrics}
 
@@ -166,6 +158,15 @@ class Spec(Settings):
         return digest(json.dumps(_ordered(self.decisions())))
 
 
+def as_callbacks(given: Any) -> tuple[Callback, ...]:
+    """Callbacks from what a user gives: one or several, each as a value, a name or a table with a name."""
+    several = given if isinstance(given, list | tuple) else (given,)
+    found = tuple(tables.build("callback", one, "callbacks") for one in several)
+    for one in found:
+        tables.check_types(one)
+    return found
+
+
 def read_toml(path: Path) -> Table:
     """The table of a spec file. The data files and modules that its tasks name are relative to its directory."""
     if path.is_dir():
@@ -179,37 +180,28 @@ def read_toml(path: Path) -> Table:
         raise SpecError(f"spec file {str(path)!r} is not TOML: {one_line(str(error))}") from None
     except OSError as error:
         raise SpecError(f"spec file {str(path)!r} cannot be read: {error.strerror}") from None
-    table = _checked(table, path.resolve().parent)
-    return table
+    found: Table = _placed(table, path.resolve().parent)
+    return found
 
 
-def _checked(value: Any, folder: Path, key: str = "") -> Any:
-    """A value of TOML without dates, in which the paths of every task are absolute."""
-    if isinstance(value, datetime.date | datetime.time):  # which no setting is
-        raise SpecError(
-            f"`{key}` is a date or a time ({value}), which no setting takes; put text in quotes"
-        )
+def _placed(value: Any, folder: Path, key: str = "") -> Any:
+    """A value of TOML in which the paths of every task are absolute."""
     if isinstance(value, list):
-        return [_checked(inner, folder, f"{key}.{place}") for place, inner in enumerate(value)]
+        return [_placed(inner, folder) for inner in value]
     if not isinstance(value, dict):
         return value
-    table = {name: _checked(one, folder, f"{key}.{name}".strip(".")) for name, one in value.items()}
-    if key.rpartition(".")[2] == "federation":
-        table = {
-            k: str(folder / v) if isinstance(v, str) and Path(v).suffix else v
-            for k, v in table.items()
-        }
-    if key.rpartition(".")[2] == "task":
-        data = table.get("data")
-        if isinstance(data, dict):
-            data |= {
-                k: str(folder / v) for k, v in data.items() if k in PATHS and isinstance(v, str)
-            }
-        elif table.get("name") == "regression" and isinstance(data, str):
-            table["data"] = str(folder / data)
+    table = {name: _placed(one, folder, name) for name, one in value.items()}
+    paths: Table = {}
+    if key == "federation":
+        paths = {k: v for k, v in table.items() if Path(str(v)).suffix}
+    if key == "data":
+        paths = {k: v for k, v in table.items() if k in PATHS}
+    if key == "task":
+        if table.get("name") == "regression":
+            paths = {"data": table.get("data")}
         if "module" in table or ":" in str(table.get("model", "")):
             table.setdefault("module_dir", str(folder))  # where its module is looked for
-    return table
+    return table | {k: str(folder / v) for k, v in paths.items() if isinstance(v, str)}
 
 
 def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
@@ -234,24 +226,22 @@ def with_changes(table: Table, changes: tuple[str, ...]) -> Table:
         if last != "name" or kind not in registry.KINDS or not isinstance(before, Mapping):
             continue
         known = registry.accepted(kind)
-        old, new = known.get(before.get("name", "")), known.get(str(name))
-        if old is None or new is None or old is new:
+        old, new = known.get(str(before.get("name"))), known.get(str(name))
+        if old is None or new is None:
             continue
-        shared = {f.name for f in registry.settings(new) if _top(new, f.name) is _top(old, f.name)}
-        if dropped := [one for one in before if one not in (*shared, "name")]:
+        kept = {k: v for k, v in before.items() if k == "name" or _top(old, k) is _top(new, k)}
+        if dropped := ", ".join(one for one in before if one not in kept):
             warnings.warn(
-                f"{key}={name} drops {', '.join(dropped)} of the {kind} {before['name']!r}",
-                stacklevel=3,
+                f"{key}={name} drops {dropped} of the {kind} {before['name']!r}", stacklevel=3
             )
-            kept = {one: inner for one, inner in before.items() if one not in dropped}
             table = with_values(table, {where: kept})
     return with_values(table, values)
 
 
 def _top(cls: type, field: str) -> type | None:
     """The class at the top that first has a field."""
-    owners = [base for base in cls.__mro__ if field in inspect.get_annotations(base)]
-    return owners[-1] if owners else None
+    bases = reversed(cls.__mro__)
+    return next((base for base in bases if field in inspect.get_annotations(base)), None)
 
 
 def toml_value(text: str) -> Any:
@@ -260,7 +250,6 @@ def toml_value(text: str) -> Any:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
-    _checked(table, Path())
     if len(table) > 1:
         raise SpecError(
             f"one setting per change, got {one_line(text)!r}; give another --set for the next"
@@ -270,7 +259,7 @@ def toml_value(text: str) -> Any:
 
 def with_values(table: Mapping[str, Any], values: Mapping[str, Any]) -> Table:
     """The table with values at dotted keys."""
-    found: Table = json.loads(json.dumps(table))
+    found: Table = copy.deepcopy(dict(table))
     for path, value in values.items():
         *parents, last = path.split(".")
         inner = found

@@ -15,20 +15,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedspan.core.bundle import Bundle
 from fedspan.core.encoded import Encoded
 from fedspan.core.errors import ProtocolError
-from fedspan.core.layout import Vector
+from fedspan.core.layout import Arrays, Bools, Ints, Vector
 from fedspan.core.round import Round
 
 Entry = Vector | Encoded  # all entries of a log are of one kind and length
-Rounds = npt.NDArray[np.int64]
-Needed = Callable[
-    [Collection[int]], Collection[int]
-]  # rounds → those whose change some client needs
+Keep = Literal["none", "first", "all"]
+Needed = Callable[[Collection[int]], Collection[int]]  # rounds → those some client needs
 Apply = Callable[[Vector, Any, int], Vector]  # (copy, entry, round) → the copy after that round
 MISSED = "missed"
 
@@ -43,12 +40,12 @@ class Log:
 
     def push(self, entry: Entry, keep: int, needed: Needed | None = None) -> Log:
         """Return the log with one more round, cut to the last `keep` and to earlier ones that are needed."""
-        entries, earlier = (*self.entries, entry)[-keep:], dict[int, Entry]()
+        entries, earlier = (*self.entries, entry), dict[int, Entry]()
         if needed is not None:
-            gone = self.entries[: len(self.entries) + 1 - len(entries)]
-            before = {**self.earlier, **dict(enumerate(gone, self.end - len(self.entries)))}
+            gone = dict(enumerate(entries[:-keep], self.end - len(self.entries)))
+            before = {**self.earlier, **gone}
             earlier = {t: before[t] for t in sorted(needed(before))}
-        return Log(entries, self.end + 1, earlier)
+        return Log(entries[-keep:], self.end + 1, earlier)
 
     def at(self, t: int) -> Any:
         """Return the change made in round t."""
@@ -61,13 +58,13 @@ class Log:
             )
         return self.entries[index]
 
-    def arrays(self) -> dict[str, torch.Tensor]:
+    def arrays(self) -> Arrays:
         """Return all entries in one array, or one per part of compressed ones: a checkpoint's header stays small."""
         end = torch.tensor([self.end, *self.earlier])
         return {"end": end, **_joined((*self.earlier.values(), *self.entries))}
 
     @staticmethod
-    def from_arrays(arrays: dict[str, torch.Tensor]) -> Log:
+    def from_arrays(arrays: Arrays) -> Log:
         """Return the log of some arrays."""
         rounds = arrays["end"]
         if rounds.dtype != torch.int64 or rounds.dim() != 1:
@@ -75,7 +72,7 @@ class Log:
                 f"the rounds of a log are of type {rounds.dtype} {tuple(rounds.shape)}"
             )
         end, *earlier = rounds.tolist()
-        entries = _apart({name: array for name, array in arrays.items() if name != "end"})
+        entries = _apart(arrays, "end")
         last = entries[len(earlier) :]
         before = dict(zip(earlier, entries, strict=False))
         if len(before) < len(earlier) or max(earlier, default=-1) >= end - len(last):
@@ -94,16 +91,12 @@ class ModelSync:
 
     x: Vector | None  # the server's; at a client on its own machine only if it was sent in full
     log: Log  # the changes of x in the last rounds
-    last_round: (
-        Rounds  # (runs, clients): the round in which each client last took part, -1 for none
-    )
-    keep: Literal["none", "first", "all"] = "none"
+    last_round: Ints  # (runs, clients): the round in which each one last took part, -1 for none
+    keep: Keep = "none"
     known_start: bool = False  # whether new clients have a copy from round 0
 
     @staticmethod
-    def of(
-        x: Vector, log: Log, rnd: Round, keep: Literal["none", "first", "all"] = "none"
-    ) -> ModelSync:
+    def of(x: Vector, log: Log, rnd: Round, keep: Keep = "none") -> ModelSync:
         """Return what the clients of a round lack of x."""
         return ModelSync(x, log, rnd.last_round, keep, rnd.known_start)
 
@@ -117,7 +110,7 @@ class ModelSync:
         return self.x
 
     @functools.cached_property
-    def sent(self) -> tuple[npt.NDArray[np.bool_], Rounds]:
+    def sent(self) -> tuple[Bools, Ints]:
         """Who gets x in full, and how many log entries each client is sent.
 
         New clients get x, and those for whom it is fewer bytes than the changes they missed.
@@ -128,17 +121,16 @@ class ModelSync:
         if self.keep == "all" or not log.entries:
             full = copies < 0
         else:
-            reach, kept = bytes_of(self.model) // bytes_of(log.entries[-1]), len(log.entries)
-            if self.keep == "first":  # an entry is sent even beside x, but to a new client
-                full = copies < log.end - np.minimum(reach + (last >= 0), kept)
-            else:
-                full = copies < log.end - min(reach, kept)
-        missed: Rounds = log.end - began
+            # an entry of the first round is sent even beside x, but to a new client
+            beside = (last >= 0) & (self.keep == "first")
+            reach = bytes_of(self.model) // bytes_of(log.entries[-1]) + beside
+            full = copies < log.end - np.minimum(reach, len(log.entries))
+        missed: Ints = log.end - began
         if self.keep != "all":
             missed[full] = last[full] >= 0 if self.keep == "first" else 0
         return full, missed
 
-    def sizes(self) -> Rounds:
+    def sizes(self) -> Ints:
         """Return the bytes sent to each client, (runs, clients)."""
         full, missed = self.sent
         entry = bytes_of(self.log.entries[-1]) if self.log.entries else 0
@@ -146,26 +138,25 @@ class ModelSync:
 
     def pick(self, client: int, full: bool = False) -> ModelSync:
         """Return what is sent to one client of a single run; `full` sends x in any case."""
-        own = self.last_round[:, client : client + 1]
-        start, (gets_x, missed) = max(int(own[0, 0]), 0), self.sent
-        end = start + int(missed[0, client])
+        own, (gets_x, missed) = self.last_round[:, client : client + 1], self.sent
+        last, entries = int(own[0, 0]), int(missed[0, client])
+        start = max(last, 0)
         if full and self.keep != "all":
-            end = start + (self.keep == "first" and int(own[0, 0]) >= 0)
+            entries = self.keep == "first" and last >= 0
+        end = start + entries
         log = Log(tuple(self.log.at(t) for t in range(start, end)), end)
         x = self.x if full or gets_x[0, client] else None
         return replace(self, x=x, log=log, last_round=own)
 
-    def arrays(self) -> dict[str, Vector]:
+    def arrays(self) -> Arrays:
         """Return what is sent to one client: x, or the missed entries, or both; no entries are an empty array."""
-        missed = _joined(self.log.entries)
-        if self.x is not None:
-            return {"x": self.x, **missed}
-        return missed or {MISSED: torch.empty(1, 0, 0)}
+        x = {} if self.x is None else {"x": self.x}
+        return x | _joined(self.log.entries) or {MISSED: torch.empty(1, 0, 0)}
 
     @staticmethod
-    def from_arrays(arrays: dict[str, Vector]) -> ModelSync:
+    def from_arrays(arrays: Arrays) -> ModelSync:
         """Return the download of some arrays. Only the client knows the round of its copy: `open` fills it in."""
-        entries = _apart({name: array for name, array in arrays.items() if name != "x"})
+        entries = _apart(arrays, "x")
         return ModelSync(arrays.get("x"), Log(entries, len(entries)), np.array([[-1]]))
 
     def open(self, copy: Vector | None, last_round: int, apply: Apply) -> ModelSync:
@@ -185,28 +176,17 @@ class ModelSync:
 
 def opened(down: Bundle, copy: Vector | None, last_round: int, apply: Apply) -> Bundle:
     """Return the download, at a client, with x rebuilt from the client's copy."""
-    return _with(down, lambda sync: sync.open(copy, last_round, apply))
-
-
-def subset(down: Bundle, places: Rounds) -> Bundle:
-    """Return the download of some places of the cohort."""
-    return _with(down, lambda sync: replace(sync, last_round=sync.last_round[:, places]))
+    sync = down.get("sync")
+    return down if sync is None else down.replace(sync=sync.open(copy, last_round, apply))
 
 
 def dated(down: Bundle, place: int, last_round: int) -> Bundle:
     """Return the download with another date for the copy of the client at one place of a single run."""
-
-    def redated(sync: ModelSync) -> ModelSync:
-        dates = sync.last_round.copy()
-        dates[0, place] = last_round
-        return replace(sync, last_round=dates)
-
-    return _with(down, redated)
-
-
-def _with(down: Bundle, change: Callable[[ModelSync], ModelSync]) -> Bundle:
-    sync = down.get("sync")
-    return down if sync is None else down.replace(sync=change(sync))
+    if (sync := down.get("sync")) is None:
+        return down
+    dates = sync.last_round.copy()
+    dates[0, place] = last_round
+    return down.replace(sync=replace(sync, last_round=dates))
 
 
 def bytes_of(entry: Entry) -> int:
@@ -214,7 +194,7 @@ def bytes_of(entry: Entry) -> int:
     return entry.bytes if isinstance(entry, Encoded) else entry.shape[-1] * entry.itemsize
 
 
-def _joined(entries: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+def _joined(entries: tuple[Any, ...]) -> Arrays:
     """Return entries one after the other along the axis of clients; each part of compressed ones by itself."""
     if not entries:
         return {}
@@ -224,10 +204,11 @@ def _joined(entries: tuple[Any, ...]) -> dict[str, torch.Tensor]:
     return {f"{MISSED}.{name}": torch.cat([one[name] for one in named], 1) for name in named[0]}
 
 
-def _apart(arrays: dict[str, torch.Tensor]) -> tuple[Entry, ...]:
-    """Return the entries that `_joined` has joined."""
+def _apart(arrays: Arrays, beside: str) -> tuple[Entry, ...]:
+    """Return the entries that `_joined` has joined; `beside` is an array that is none of theirs."""
     if MISSED in arrays:
         return tuple(arrays[MISSED].split(1, 1)) if arrays[MISSED].shape[1] else ()
-    names = [name.removeprefix(f"{MISSED}.") for name in arrays]
-    of_rounds = zip(*(array.split(1, 1) for array in arrays.values()), strict=True)
+    joined = {name: array for name, array in arrays.items() if name != beside}
+    names = [name.removeprefix(f"{MISSED}.") for name in joined]
+    of_rounds = zip(*(array.split(1, 1) for array in joined.values()), strict=True)
     return tuple(Encoded(**dict(zip(names, parts, strict=True))) for parts in of_rounds)

@@ -150,10 +150,10 @@ def memory() -> int:
     """Bytes of memory of the machine."""
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    status = (ctypes.c_ulonglong * 8)(
-        64
-    )  # MEMORYSTATUSEX: begins with its own size; next is the machine's memory
-    _kernel32().GlobalMemoryStatusEx(ctypes.byref(status))
+    # MEMORYSTATUSEX: begins with its own size; next is the machine's memory
+    status = (ctypes.c_ulonglong * 8)(64)
+    kernel32 = getattr(ctypes, "windll").kernel32  # noqa: B009 (known to type checkers on Windows alone)
+    kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
     return int(status[1]) or sys.maxsize
 
 
@@ -161,7 +161,3 @@ def release_memory() -> None:
     """Returns freed memory to the system: glibc keeps that of many runs in one process, gigabytes in a long study."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _kernel32() -> Any:
-    return getattr(ctypes, "windll").kernel32  # noqa: B009 (known to type checkers on Windows alone)

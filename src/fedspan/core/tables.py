@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import re
-import types
-import typing
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -60,12 +59,8 @@ def build(kind: str, value: Any, where: str | None = None) -> Any:
         raise SpecError(f"`{where}` must be {_readable(base)}, got {shown(value)}{hint}")
     if adopted:  # a compressor stands for the choice that uses it
         return choices(kind)[base.adopts](build("compressor", value, where))  # type: ignore[attr-defined]
-    cls = choices(kind)[name]
-    if table is not value and (others := missing(cls)):
-        raise SpecError(
-            f"`{where}` {name!r} needs `{others[0]}` too; write {{name = {name!r}, {others[0]} = …}}"
-        )
-    return make(cls, {key: inner for key, inner in table.items() if key != "name"}, where)
+    own = {key: inner for key, inner in table.items() if key != "name"}
+    return make(choices(kind)[name], own, where)
 
 
 def accept_choices(value: Any) -> None:
@@ -73,25 +68,25 @@ def accept_choices(value: Any) -> None:
 
     Words such as `"exact"` are checked, also those of the choices.
     """
-    cls: Any = type(value)
-    for name, (hint, _) in typed(cls).items():
-        words = typing.get_origin(hint) is typing.Literal
-        if words or any(kind_of(option) for option in _options(hint)):
-            held = _value(hint, getattr(value, name), name)
+    for name, (hint, _) in typed(value.__class__).items():
+        held, chosen = getattr(value, name), any(map(kind_of, _options(hint)))
+        plain = type(held) in (str, dict) or isinstance(held, np.generic)
+        if plain or chosen or get_origin(hint) is Literal:
+            held = _value(hint, held, name)
             object.__setattr__(value, name, held)
-            if dataclasses.is_dataclass(held):
+            if chosen and is_dataclass(held):
                 check_types(held)
 
 
 def check_types(value: Any) -> None:
     """Refuses a dataclass whose fields hold values of a wrong type, as Python lets its user build."""
-    cls: Any = type(value)
-    for name, (hint, default) in typed(cls).items():
+    for name, (hint, default) in typed(value.__class__).items():
         held = getattr(value, name)
         if held is not default:
             _value(hint, held, name)
-        if dataclasses.is_dataclass(held):
-            check_types(held)
+        for one in held if isinstance(held, tuple) else (held,):
+            if is_dataclass(one):
+                check_types(one)
 
 
 @functools.cache
@@ -99,11 +94,11 @@ def typed(cls: Any) -> dict[str, tuple[Any, Any]]:
     """Name → (type, default) of a class's settings; any type if one is imported for type checkers only."""
     hints: dict[str, Any] = {}
     with contextlib.suppress(NameError):
-        hints = typing.get_type_hints(cls)
+        hints = get_type_hints(cls)
     return {
         f.name: (
             hints.get(f.name, Any),
-            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
+            f.default if f.default_factory is MISSING else f.default_factory(),
         )
         for f in settings(cls)
         if f.compare
@@ -119,8 +114,8 @@ def make(cls: type, table: Mapping[str, Any], where: str = "") -> Any:
     for key in table:
         if key not in fields:
             raise unknown(cls, key, f"`[{where or 'spec'}]` has no key")
-    for key in missing(cls):
-        if key not in table:
+    for key, (_, default) in fields.items():
+        if default is MISSING and key not in table:
             raise SpecError(f"`{prefix}{key}` is missing; it has no default")
     for key, value in table.items():
         hint, default = fields[key]
@@ -135,11 +130,6 @@ def make(cls: type, table: Mapping[str, Any], where: str = "") -> Any:
         raise SpecError(f"`{prefix}{str(error)[1:]}" if inside else str(error)) from None
 
 
-def missing(cls: type) -> list[str]:
-    """The settings of a class that have no default."""
-    return [name for name, (_, default) in typed(cls).items() if default is dataclasses.MISSING]
-
-
 def describe(value: Any, changed: bool = False) -> Any:
     """A value as TOML and JSON can hold it: dataclasses as tables without None, functions by name and source.
 
@@ -148,13 +138,13 @@ def describe(value: Any, changed: bool = False) -> Any:
     """
     if isinstance(value, Task) and (given := value.given()) is not None:
         return given
-    if dataclasses.is_dataclass(value):
+    if is_dataclass(value):
         table = {"name": name_of(value)} if is_registered(value) else {}
         cls: Any = type(value)
         for name, (_, default) in typed(cls).items():
             inner = getattr(value, name)
             if inner != default if changed else inner is not None:
-                table[name] = describe(inner, changed and dataclasses.is_dataclass(inner))
+                table[name] = describe(inner, changed and is_dataclass(inner))
         if changed and isinstance(value, Task):
             table |= value.fingerprint()
             table = {name: inner for name, inner in table.items() if inner is not None}
@@ -172,8 +162,8 @@ def describe(value: Any, changed: bool = False) -> Any:
 
 def _options(hint: Any) -> tuple[Any, ...]:
     """The members of a union; of anything else, itself."""
-    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-    return typing.get_args(hint) if union else (hint,)
+    union = get_origin(hint) in (UnionType, Union)
+    return get_args(hint) if union else (hint,)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
@@ -182,10 +172,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     for option in options:
-        origin, inner = typing.get_origin(option), typing.get_args(option)
+        origin, inner = get_origin(option), get_args(option)
         if option is Any or type(value) is option:
             return value
-        if origin is typing.Literal:
+        if origin is Literal:
             if isinstance(value, str | int) and value in inner:
                 return value
         elif origin is Callable or option is Callable:
@@ -202,24 +192,24 @@ def _value(hint: Any, value: Any, where: str) -> Any:
                 return value
             if value is not None and (kind := kind_of(option)) is not None:
                 return build(kind, value, where)
-            if dataclasses.is_dataclass(option) and isinstance(value, Mapping):
+            if is_dataclass(option) and isinstance(value, Mapping):
                 return make(option, value, where)
     if float in options and type(value) is int:  # the setting itself refuses what is too large
         return float(value) if abs(value) < 1 << 1000 else value
-    if len(options) == 1 and typing.get_origin(hint) is typing.Literal:
-        one_of(where, value, map(str, typing.get_args(hint)))
+    if len(options) == 1 and get_origin(hint) is Literal:
+        one_of(where, value, map(str, get_args(hint)))
     unsaid = (type(None), int if float in options else None)
     wanted = " or ".join(_readable(option) for option in options if option not in unsaid)
     raise SpecError(f"`{where}` must be {wanted}, got {shown(value)}")
 
 
 def _readable(option: Any) -> str:
-    origin = typing.get_origin(option)
-    if origin is typing.Literal:
-        return " or ".join(map(repr, typing.get_args(option)))
+    origin = get_origin(option)
+    if origin is Literal:
+        return " or ".join(map(repr, get_args(option)))
     if (kind := kind_of(option)) is not None:
         return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}, its name or a table with `name`"
-    if isinstance(option, type) and dataclasses.is_dataclass(option):
+    if isinstance(option, type) and is_dataclass(option):
         return f"{option.__name__}(…) or a table"
     words = {tuple: "a list", Callable: "a function", Mapping: "a table of numbers by name pattern"}
     return (WORDS | words).get(origin or option, str(option))

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from fedspan.core.config import Settings
 from fedspan.core.errors import SpecError
+from fedspan.core.layout import Ints, Seeds
 from fedspan.core.objective import Problem
 
 
@@ -19,7 +17,7 @@ from fedspan.core.objective import Problem
 class Holdings:
     """Who has how many examples."""
 
-    counts: npt.NDArray[np.int64]  # (clients, classes); one column where there are no classes
+    counts: Ints  # (clients, classes); one column where there are no classes
     clients: Sequence[str]  # names
     classes: Sequence[str] = ()  # names; none where targets are no classes
 
@@ -33,13 +31,13 @@ class Task(ABC):
     several_seeds: ClassVar[bool] = True  # whether `build` takes several seeds as a batch
 
     @abstractmethod
-    def build(self, seeds: tuple[int, ...], settings: Settings) -> Problem:
+    def build(self, seeds: Seeds, settings: Settings) -> Problem:
         """Loads or makes the data of all clients."""
 
     def client_problem(
         self,
         client: int,
-        seeds: tuple[int, ...],
+        seeds: Seeds,
         settings: Settings,
         agreed: Mapping[str, Any] | None = None,
     ) -> Problem:
@@ -47,7 +45,7 @@ class Task(ABC):
         return self.build(seeds, settings)
 
     def server_problem(
-        self, seeds: tuple[int, ...], settings: Settings, agreed: Mapping[str, Any] | None = None
+        self, seeds: Seeds, settings: Settings, agreed: Mapping[str, Any] | None = None
     ) -> Problem:
         """The problem as a server needs it: the model and its test set, and no client's data.
 
@@ -55,7 +53,7 @@ class Task(ABC):
         """
         return self.build(seeds, settings)
 
-    def describe(self, client: int, seeds: tuple[int, ...], settings: Settings) -> dict[str, Any]:
+    def describe(self, client: int, seeds: Seeds, settings: Settings) -> dict[str, Any]:
         """What a client says of its own data before round 0: how many examples there are for training."""
         problem = self.client_problem(client, seeds, settings)
         found: dict[str, Any] = {"examples": problem.examples(client)}

@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fedspan.core.bundle import Bundle
 from fedspan.core.encoded import Encoded
 from fedspan.core.errors import CheckpointError, ProtocolError
-from fedspan.core.layout import all_finite
+from fedspan.core.layout import Arrays as Arrays
+from fedspan.core.layout import Ints, all_finite
 from fedspan.core.round import Round
 from fedspan.core.sync import Log, ModelSync
 
-Arrays = dict[str, torch.Tensor]
-Counts = npt.NDArray[np.int64]
+Counts = Ints
 PARTS = {field.name for field in dataclasses.fields(Encoded)}  # of a compressed vector
 
 
@@ -66,48 +65,50 @@ def unpack(arrays: Arrays) -> Bundle:
     return Bundle(**parts)
 
 
-def sizes(message: Bundle, buffers: torch.Tensor | None = None) -> Counts | int:
+def sizes(message: Bundle, buffers: torch.Tensor | None = None) -> Ints | int:
     """Payload bytes of a cohort's message, and of buffers with it, for each client: (runs, clients), or one for all."""
-    fixed = 0 if buffers is None else buffers.shape[-1] * buffers.itemsize
-    own: Counts | int = 0
+    found: Ints | int = 0 if buffers is None else buffers.shape[-1] * buffers.itemsize
     for part in vars(message).values():
         if isinstance(part, torch.Tensor):
-            fixed += part.shape[-1] * part.itemsize
-        elif isinstance(part, Encoded):
-            fixed += part.bytes
+            found = found + part.shape[-1] * part.itemsize
         else:
-            own = own + part.sizes()
-    return own + fixed
+            found = found + (part.bytes if isinstance(part, Encoded) else part.sizes())
+    return found
 
 
 def pick(message: Bundle, client: int, full: bool = False) -> Bundle:
     """The message of one client, from that of the cohort of a single run; `full` sends it x in any case."""
-    cut: dict[str, Any] = {}
+
+    def own(of: list[torch.Tensor]) -> torch.Tensor:
+        return of[0][:, client : client + 1] if of[0].shape[1] > 1 else of[0]
+
+    parts = vars(message).items()
+    return Bundle(
+        **{
+            name: part.pick(client, full) if isinstance(part, ModelSync) else _each([part], own)
+            for name, part in parts
+        }
+    )
+
+
+def of_clients(message: Bundle, places: Ints) -> Bundle:
+    """The message of a cohort with the parts of some of its clients; what all have in common stays."""
+    own: dict[str, Any] = {}
     for name, part in vars(message).items():
         if isinstance(part, ModelSync):
-            cut[name] = part.pick(client, full)
-        else:
-            cut[name] = _each(
-                [part], lambda of: of[0][:, client : client + 1] if of[0].shape[1] > 1 else of[0]
-            )
-    return Bundle(**cut)
-
-
-def of_clients(message: Bundle, places: npt.NDArray[np.int64]) -> Bundle:
-    """The message of a cohort with the parts of some of its clients; what all have in common stays."""
-    own = {
-        name: part[:, places]
-        for name, part in vars(message).items()
-        if isinstance(part, torch.Tensor) and part.shape[1] > 1
-    }
+            own[name] = dataclasses.replace(part, last_round=part.last_round[:, places])
+        elif isinstance(part, torch.Tensor) and part.shape[1] > 1:
+            own[name] = part[:, places]
     return message.replace(**own) if own else message
 
 
 def gather(messages: list[Bundle]) -> Bundle:
     """Return messages of single clients as the message of a cohort."""
-    named = {name: [getattr(one, name) for one in messages] for name in vars(messages[0])}
     return Bundle(
-        **{name: _each(parts, lambda of: torch.cat(of, 1)) for name, parts in named.items()}
+        **{
+            name: _each([getattr(one, name) for one in messages], lambda of: torch.cat(of, 1))
+            for name in vars(messages[0])
+        }
     )
 
 
@@ -132,12 +133,9 @@ def check_forms(
         axes = zip(array.shape, other.shape, strict=False)
         differs = any(a != b for a, b in axes if b or exact)
         if differs or (array.dtype, array.dim()) != (other.dtype, other.dim()):
-            here, there = (
-                f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}"
-                for one in (array, other)
-            )
             raise CheckpointError(
-                f"{what} is damaged: {name!r} is {here}, and must be {there}; start the run again"
+                f"{what} is damaged: {name!r} is {array.dtype} {tuple(array.shape)}, and must be "
+                f"{other.dtype} {tuple(other.shape)}; start the run again"
             )
 
 
@@ -154,22 +152,22 @@ def check_weights(found: Arrays, like: Arrays, what: str) -> None:
 class Ledger:
     """Bytes sent so far, as packed; each array is (runs, N) and is added to in place."""
 
-    up: Counts
-    down: Counts
+    up: Ints
+    down: Ints
 
     @staticmethod
     def empty(runs: int, clients: int) -> Ledger:
         """A ledger before the first round."""
-        return Ledger(*(np.zeros((runs, clients), np.int64) for _ in range(2)))
+        return Ledger(*np.zeros((2, runs, clients), np.int64))
 
-    def sent(self, rnd: Round, sizes: Counts | int) -> None:
-        """Counts the downloads of a round; `sizes` is (runs, S), or one number for all."""
-        self.down.reshape(-1)[rnd.rows] += sizes if isinstance(sizes, int) else sizes.reshape(-1)
+    def sent(self, rnd: Round, sizes: Ints | int) -> None:
+        """Ints the downloads of a round; `sizes` is (runs, S), or one number for all."""
+        self.down.reshape(-1)[rnd.rows] += np.asarray(sizes).reshape(-1)
 
-    def received(self, rnd: Round, sizes: Counts | int) -> None:
-        """Counts the replies of a round."""
-        self.up.reshape(-1)[rnd.rows] += sizes if isinstance(sizes, int) else sizes.reshape(-1)
+    def received(self, rnd: Round, sizes: Ints | int) -> None:
+        """Ints the replies of a round."""
+        self.up.reshape(-1)[rnd.rows] += np.asarray(sizes).reshape(-1)
 
-    def totals(self) -> tuple[Counts, Counts]:
+    def totals(self) -> tuple[Ints, Ints]:
         """(up, down) of each run so far."""
         return self.up.sum(1), self.down.sum(1)

@@ -31,7 +31,7 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Flat
 from fedspan.core.round import Round
-from fedspan.core.sync import dated, subset
+from fedspan.core.sync import dated
 from fedspan.engine.simulator import BUFFERS, without_zeros
 from fedspan.engine.states import ClientStates
 from fedspan.nn.problem import Evaluation
@@ -332,7 +332,7 @@ class RemoteTransport:
         here = np.array([place])
         one = self.rnd.subset(here)
         old = leaked(self.method, self.copies.take(one.ids[0], (1, 1)), one)
-        new = self.method.update_client_state(old, subset(self.down, here), up, one)
+        new = self.method.update_client_state(old, wire.of_clients(self.down, here), up, one)
         self.copies.put(one.ids[0], new)
 
     def _expect(self, rnd: Round, down: Any, extra: wire.Arrays) -> wire.Arrays:

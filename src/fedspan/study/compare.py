@@ -19,7 +19,7 @@ from typing import Any, Literal
 from rich.console import Console
 from torch import nn
 
-from fedspan.api.fit import as_method, as_setting, check_names, spec_of
+from fedspan.api.fit import as_method, check_names, spec_of
 from fedspan.api.run import as_spec
 from fedspan.core import registry, tables
 from fedspan.core.errors import (
@@ -365,7 +365,7 @@ def shared_spec(
             f"{shown(model)}"
         )
     check_names(settings, FIELDS, method)
-    given = {name: as_setting(name, value) for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None}
     return dataclasses.replace(as_spec(model), method=method, **given)
 
 
