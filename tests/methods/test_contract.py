@@ -92,6 +92,9 @@ class Spoilt(SCAFFOLD):  # type: ignore[misc, valid-type]
     def server_step(self, server: Any, up: Any, rnd: Any) -> Any:
         if self.mistake == "order_of_replies":
             up = up.replace(v=up.v[:, -1:].expand_as(up.v))
+        if self.mistake == "server_lr":
+            after = super().server_step(server, up, rnd)
+            return after.replace(x=after.x + 0.1)
         if self.mistake == "resume":
             object.__setattr__(self, "hidden", getattr(self, "hidden", 0) + 1)
             after = super().server_step(server, up, rnd)
@@ -101,7 +104,7 @@ class Spoilt(SCAFFOLD):  # type: ignore[misc, valid-type]
 
 MISTAKES = [
     "first_state", "inputs_kept", "seeds_decide", "axes", "clients_apart", "order_of_replies", "resume",
-    "restorable_state",
+    "restorable_state", "server_lr",
 ]  # fmt: skip
 
 

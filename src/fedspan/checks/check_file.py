@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedspan.checks import laws, network_laws, part_laws
-from fedspan.checks.bench import Tried, tried, words_of
+from fedspan.checks.bench import Tried, hold, tried, words_of
 from fedspan.core import registry, tables
 from fedspan.core.errors import SpecError
 from fedspan.core.method import Method
@@ -27,6 +27,17 @@ def check_method(method: Method) -> list[Tried]:
     return [*found, *tried(network_laws.LAWS, method)]
 
 
+def own_names(cls: type) -> None:
+    """Every public name is a setting or a member of its interface: none is misspelled or lacks a type."""
+    known = {field.name for field in dataclasses.fields(cls)}.union(*map(dir, cls.__bases__))
+    for name in vars(cls):
+        hold(
+            name.startswith("_") or name in known,
+            f"{name!r} is neither: correct its name, give a setting its type (`{name}: float = …`), or begin the name "
+            "of a helper with _",
+        )
+
+
 def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Tried]]:
     """Check every method, choice on an axis, projector, compressor and aggregator that a file registers.
 
@@ -42,6 +53,7 @@ def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Tried]]:
             found[f"method {path.stem}"] = check_method(tables.make(cls, table | settings, kind))
         elif kind in AXES:
             part, refused = tables.make(cls, settings, kind), []
+            found[f"{kind} {path.stem}"] = tried([own_names], cls)
             for name in RECIPES:
                 recipe: Any = registry.choices("method")[name]
                 try:

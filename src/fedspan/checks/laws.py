@@ -28,6 +28,7 @@ from fedspan.core import tables, wire
 from fedspan.core.bundle import Bundle
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.method import Method
+from fedspan.methods.box import Box
 
 LEARNED = 0.95  # what may be left of the way to the minimum: FedAdagrad's steps are small
 
@@ -256,6 +257,19 @@ def learns(method: Method) -> None:
     )
 
 
+def server_lr(method: Method) -> None:
+    """Half of the server's step size η_g halves the first move."""
+    if not isinstance(method, Box):  # FedIT's model is a product of what the server moves
+        return
+    moves = []
+    for lr in (method.server.lr, method.server.lr / 2):
+        server = dataclasses.replace(method.server, lr=lr)
+        loop = start(dataclasses.replace(method, server=server), small())
+        before = model(loop).clone()
+        moves.append(model(advance(loop, 1)) - before)
+    near(moves[1], moves[0] / 2, 1e-9, "half of `lr` does not halve it; multiply by self.lr")
+
+
 LAWS = (
     value,
     bad_values,
@@ -271,4 +285,5 @@ LAWS = (
     lost_replies,
     restorable_state,
     learns,
+    server_lr,
 )
