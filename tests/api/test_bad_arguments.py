@@ -88,11 +88,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
-    (
-        lambda v: fedspan.diagnose(spec(), target=v),
-        [NAN, "a", 0, -1, True, float("inf"), 1e-300],
-        "`target`",
-    ),
     (fedspan.diagnose, [None, 3, [], b"x"], "`spec` must be"),
     (fedspan.plan, [None, 3, [], b"x"], "`source` must be"),
     (lambda v: fedspan.plan(spec(), methods=v), ["ssf", [], 3, [3], ["nope"]], "`methods`"),

@@ -43,8 +43,11 @@ AXES: dict[str, dict[str, Any]] = {
         "feedback": {"name": "feedback", "compressor": TOPK},
         "ef21": {"name": "ef21", "compressor": TOPK},
         "running_mean": {"name": "running_mean", "beta": 0.5, "compressor": SIGN},
+        "sign_momentum": {"name": "sign_momentum", "beta1": 0.5, "beta2": 0.8},
     },
-    "server": {name: name for name in ("mean", "momentum", "adam", "yogi", "adagrad", "fedexp")},
+    "server": {
+        name: name for name in ("mean", "momentum", "adam", "yogi", "adagrad", "fedexp", "decay")
+    },
     "downlink": {
         "full": "full",
         "changes": "changes",
@@ -54,7 +57,11 @@ AXES: dict[str, dict[str, Any]] = {
 }
 CONTROLS = ("controls", "dynamic", "tested", "paper")
 REFUSED = {
-    **{("drift", drift, "uplink", uplink): "controls" for drift in CONTROLS for uplink in ("feedback", "ef21")},
+    **{
+        ("drift", drift, "uplink", uplink): "controls"
+        for drift in CONTROLS
+        for uplink in ("feedback", "ef21", "sign_momentum")
+    },
     **{("drift", drift, "uplink", "running_mean"): "running mean" for drift in ("none", "proximal", "dynamic")},
     ("uplink", "ef21", "server", "fedexp"): "change of each client",
 }  # fmt: skip

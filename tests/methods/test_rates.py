@@ -162,7 +162,7 @@ def test_ef21_with_top_k_reaches_the_exact_optimum() -> None:
     ("name", "compressor", "rounds"),
     [
         ("scallion", RANDK, 3000),
-        ("scallion", RANDK | {"k": 0.2, "common": True}, 3000),
+        ("scallion", RANDK | {"k": 0.2}, 3000),
         ("scafcom", TENTH, 2000),
     ],
 )

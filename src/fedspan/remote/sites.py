@@ -46,9 +46,9 @@ COLUMN: Form = {
     "gaps": int, "distinct": int, "whole": bool, "binary": bool, "same": str | None,
 }  # fmt: skip
 COLUMNS: dict[str, Form] = {
-    **dict.fromkeys(("number", "boolean", "date", "empty"), COLUMN),
+    **dict.fromkeys(("number", "date", "empty"), COLUMN),
+    **{kind: {**COLUMN, "texts": dict[str, int]} for kind in ("boolean", "text")},
     "array": ARRAY,
-    "text": {**COLUMN, "texts": dict[str, int]},
 }
 EVALUATION = {
     "data": str, "examples": int, "metrics": dict[str, float | None], "summaries": dict[str, list[float]],

@@ -21,6 +21,7 @@ their replies are almost zero, and an honest one that still learns is a million 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -125,7 +126,7 @@ class Chain:
         self.aggregator = None if isinstance(chosen.aggregator, Mean) else chosen.aggregator
         self.usual = [[0.0] * runs for _ in KINDS]  # the largest median norm of a round so far
         # of the replies of a round: (kinds, runs, clients)
-        self._came: list[Vector] = []
+        self._came: list[list[list[list[float]]]] = []
 
     @staticmethod
     def of(
@@ -159,7 +160,7 @@ class Chain:
             return found
         self.came(up, buffers)
         if one_of_many:
-            return found + self.compared(self._came[-1].tolist(), rnd, count=False)
+            return found + self.compared(self._came[-1], rnd, count=False)
         return found + self.all_came(rnd)
 
     def came(self, up: Any, buffers: Vector | None) -> None:
@@ -167,12 +168,16 @@ class Chain:
         kinds: list[Iterable[Any]] = [payload(up).values()]
         if buffers is not None:
             kinds.append([buffers])
-        self._came.append(torch.stack([norms_of(kind) for kind in kinds]))
+        self._came.append([norms_of(kind).tolist() for kind in kinds])
 
     def all_came(self, rnd: Round) -> Outliers:
         """Those of the replies since the last call, which were all of a round, that are too large."""
         came, self._came = self._came, []
-        return self.compared(torch.cat(came, -1).tolist(), rnd) if came else []
+        joined = [
+            [[*itertools.chain(*rows)] for rows in zip(*kind, strict=True)]
+            for kind in zip(*came, strict=True)
+        ]
+        return self.compared(joined, rnd) if came else []
 
     def compared(self, norms: list[list[list[float]]], rnd: Round, count: bool = True) -> Outliers:
         """Those of a round's replies that are too large by their norms, which `count` in what is usual."""
@@ -180,12 +185,13 @@ class Chain:
         found: Outliers = []
         for kind, usual, rows in zip(KINDS, self.usual, norms, strict=False):
             for run, row in enumerate(rows):
-                median = sorted(row)[(len(row) - 1) // 2]
+                ordered = sorted(row)
+                median = ordered[(len(row) - 1) // 2]
                 if count and len(row) >= LEAST and usual[run] < median < math.inf:
                     usual[run] = median
                 known = usual[run]
                 most = self.factor * known or math.inf
-                for place, size in enumerate(row):
+                for place, size in enumerate(row if not ordered[-1] <= most else ()):
                     # NaN and infinity are no lies but divergence, which must show
                     if most < size < math.inf:
                         times = f"{size / known:.3g} times the median, {known:.3g}"

@@ -107,8 +107,9 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
             by = one.metric or main_metric(known, part.metrics)
             same = by.removeprefix(HELD_OUT) == metric.removeprefix(HELD_OUT)
             if same and sign_of(by, part.metrics, one.mode) != sign:
+                other = "min" if goal == "max" else "max"
                 raise SpecError(
-                    f"`goal` of {metric!r} is {goal!r}, but not that of {type(one).__name__}; give both the same"
+                    f"`goal` of {metric!r} is {goal!r}, but {type(one).__name__} goes by {other!r}; give both the same"
                 )
     held_out = HELD_OUT + metric.removeprefix(HELD_OUT)
     tune_by = part.tune_by or (held_out if held_out in known else TRAIN_LOSS if trains else metric)
