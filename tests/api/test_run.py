@@ -16,46 +16,7 @@ import safetensors.torch
 from fedspan import Spec, run
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
 from fedspan.engine import history
-
-SPEC = """
-seed = 3
-rounds = {rounds}
-eval_every = 10
-clients_per_round = 10
-[method]
-name = "ssf"
-lr = 1e-2
-local_steps = 5
-space = {{ name = "gaussian", rank = 20 }}
-[task]
-name = "regression"
-het = 0.5
-"""
-
-
-def spec_file(place: Path, rounds: int = 40) -> Path:
-    path = place / "spec.toml"
-    path.write_text(SPEC.format(rounds=rounds))
-    return path
-
-
-def fedspan(
-    *arguments: Any, code: str = "from fedspan.cli.app import main; main()"
-) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def rows(place: Path) -> list[dict[str, Any]]:
-    return [
-        {k: v for k, v in row.items() if k != "seconds"}
-        for row in history.read(place / "history.jsonl")[1]
-    ]
+from support.commands import rows, spec_file
 
 
 def test_rows_and_files(tmp_path: Path) -> None:

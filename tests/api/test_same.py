@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from test_fit import blobs, flat, net, ssf, together
 from torch.utils.data import DataLoader, TensorDataset
 
 import fedspan
 from fedspan.core.errors import CheckpointError
+from support.fitting import blobs, flat, net, ssf, together
 from support.loops import Interrupt
 
 MODULE = """
-from test_fit import blobs, net, together
+from support.fitting import blobs, net, together
 
 def model():
     return net()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_run_command import main
 
 import fedspan
+from support.commands import main
 
 SPEC = """rounds = 2
 batch_size = "full"

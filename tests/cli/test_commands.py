@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_run_command import main
 from typer.testing import CliRunner
 
 from fedspan import cli
@@ -17,6 +16,7 @@ from fedspan.cli import _fields, app
 from fedspan.core import registry
 from fedspan.core.config import Engine
 from fedspan.methods.ssf import SSF
+from support.commands import main
 
 COMMANDS = [
     "audit", "check-method", "compare", "data", "diagnose", "init", "list", "partition", "plan", "predict", "report",

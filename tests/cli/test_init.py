@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_run_command import main
 from typer.testing import CliRunner
 
 import fedspan
@@ -23,6 +22,7 @@ from fedspan.cli import app
 from fedspan.cli.init import KINDS, project
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.spec import Spec
+from support.commands import main
 
 ROOT = Path(__file__).parents[2]
 ENV = os.environ | {"PYTHONPATH": str(Path(fedspan.__file__).parents[1]), "OMP_NUM_THREADS": "1"}

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_run import fedspan, rows, spec_file
 
 from fedspan.api.run import run
-from fedspan.cli import app as cli
 from fedspan.core.errors import SpecError
+from support.commands import fedspan, main, rows, spec_file
 
 MISTAKES = {
     "unknown method": (["--set", "method.name=sff"], "did you mean 'ssf'?"),
@@ -53,15 +52,6 @@ MISTAKES = {
     "no seeds": (["--seeds", "0"], "'--seeds': 0 is not in the range"),
     "unknown flag": (["--out", "o"], "No such option"),
 }
-
-
-def main(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
-    """The exit code of a command in this process."""
-    monkeypatch.setattr(sys, "argv", ["fedspan", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 @pytest.mark.parametrize("name", MISTAKES)

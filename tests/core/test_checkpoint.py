@@ -15,12 +15,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_run import rows, spec_file
 
 from fedspan import Spec, load, run
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.engine import run_dir as folder
+from support.commands import rows, spec_file
 from support.loops import Interrupt
 
 # A run whose checkpoints come often enough to be caught between two of them.

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_compressors import DTYPES, EVERY, fits, keys, make, there_and_back
 
 from fedspan.core import encoded as codes
 from fedspan.core import registry, wire
 from fedspan.core.bundle import Bundle
 from fedspan.core.encoded import Encoded
 from fedspan.core.errors import ProtocolError
+from support.codes import DTYPES, EVERY, fits, keys, make, there_and_back
 
 
 @EVERY

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from test_run_command import main
 from torch import nn
 
 import fedspan
@@ -22,6 +21,7 @@ from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 from fedspan.projectors import Cycle, Gaussian
 from fedspan.uplinks import Code
+from support.commands import main
 from support.loops import RUN, SMALL, advance, small, start
 
 ROOT = Path(__file__).parents[2]

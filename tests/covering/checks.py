@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pairwise import Row
-from problems import SCALE, TASKS, Variant
-from settings import ROUNDS, spec_table
 
 import fedspan
+from covering.pairwise import Row
+from covering.problems import SCALE, TASKS, Variant
+from covering.settings import ROUNDS, spec_table
 from fedspan.api.step_size import built
 from fedspan.core.config import Engine
 from fedspan.core.spec import Spec

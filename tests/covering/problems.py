@@ -27,7 +27,8 @@ Variant = Literal[
 ]  # targets times SCALE; clients in another order; all the same
 HERE = tempfile.TemporaryDirectory(prefix="covering-")
 MODULE = """
-import problems, torch
+import torch
+from covering import problems
 model = problems.{model}
 def data(client): return problems.examples({client}, {uneven})
 def test(): return problems.examples(99, {uneven})

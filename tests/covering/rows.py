@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import checks
-from pairwise import Row, covering
-from settings import factors, fits
+from covering import checks
+from covering.pairwise import Row, covering
+from covering.settings import factors, fits
 
 FILE = Path(__file__).with_name("rows.json")
 MAIN = "method.name"

@@ -9,8 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from problems import TASKS, Variant, jitter, task_table
-
+from covering.problems import TASKS, Variant, jitter, task_table
 from fedspan.core import registry
 from fedspan.core.config import Engine, Participation, Projection, Search, Training
 from fedspan.core.errors import SpecError

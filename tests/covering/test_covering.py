@@ -10,12 +10,11 @@ import types
 from collections import Counter
 from pathlib import Path
 
-import checks
 import pytest
-import rows
-from pairwise import Row, pairs, seeded
-from settings import factors, fits
 
+from covering import checks, rows
+from covering.pairwise import Row, pairs, seeded
+from covering.settings import factors, fits
 from fedspan.replies import noise
 
 (KNOWN, ROWS), FAST, CHECKED = (
@@ -55,7 +54,7 @@ def test_row_in_full(number: int, folder: Path) -> None:
 
 def test_every_setting_is_in_a_row() -> None:
     assert {name: list(levels) for name, levels in factors().items()} == KNOWN, (
-        "settings were added or changed; make the rows anew with `python tests/covering/rows.py`"
+        "settings were added or changed; make the rows anew with `PYTHONPATH=tests python -m covering.rows`"
     )
     assert {name for row in ROWS for name in row} == set(factors())
     assert {name for row in ROWS[:FAST] for name in row} == set(factors())

@@ -19,9 +19,9 @@ from fedspan.core.errors import DiskError, FedspanError
 from fedspan.core.files import append
 from fedspan.engine import run_dir as engine_run_dir
 from support.files import damage
+from support.killing import CALLS, KilledError
 
 Kind = Literal["crash", "short", "full", "io"]
-CALLS = ("pwrite", "fsync", "replace", "ftruncate", "unlink", "fchmod")
 SPEC = {
     "rounds": 4,
     "eval_every": 1,
@@ -30,10 +30,6 @@ SPEC = {
     "method": {"name": "ssf", "lr": 0.01, "local_steps": 2, "rank": 2},
     "task": {"name": "regression", "dim": 6, "clients": 4, "samples": 8},
 }
-
-
-class KilledError(BaseException):
-    """The process ends here: no clean-up touches the disk any more."""
 
 
 @contextmanager

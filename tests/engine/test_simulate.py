@@ -15,58 +15,19 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import fedspan
-from fedspan.core.config import Engine, Settings, Simulate, Training
+from fedspan.core.config import Engine, Simulate
 from fedspan.engine.loop import Loop
 from fedspan.engine.simulator import Simulator
 from fedspan.methods import SSF
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.models import build as network
 from fedspan.nn.objective import TorchObjective
-from fedspan.nn.problem import TorchProblem
-from fedspan.nn.projection_rules import projection_rules
 from fedspan.replies import chain
-from support.methods import METHODS, build, in_subspace
+from support.methods import METHODS, in_subspace
+from support.simulated import method_of, mlp, model_after, problem_of
 
 NAMES = list(METHODS)
 PROJECTORS = ("coordinate", "gaussian", "hadamard")
-
-
-def mlp() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 4))
-
-
-def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1])
-
-
-def problem_of(
-    model: nn.Module, shape: tuple[int, ...] = (1, 8, 8), **settings: Any
-) -> TorchProblem:
-    torch.manual_seed(1)
-    clients = [(torch.randn(30, *shape), torch.randint(0, 4, (30,))) for _ in range(6)]
-    sources = [as_client_data(data, f"client {i}") for i, data in enumerate(clients)]
-    loss = settings.pop("loss", cross_entropy)
-    rules = projection_rules(model, min_numel=64)
-    return TorchProblem(
-        model, sources, loss, rules, Settings(batch_size=8, training=Training(**settings))
-    )
-
-
-def method_of(name: str, projector: str = "coordinate", **settings: Any) -> Any:
-    extra = {"projector": {"name": projector, "rank": 0.25}} if in_subspace(name) else {}
-    return build(name, lr=0.1, local_steps=3, **extra, **settings)
-
-
-def model_after(
-    problem: TorchProblem, method: Any, way: Simulate = "loop", rounds: int = 4
-) -> torch.Tensor:
-    with Simulator(method, problem, Engine(simulate=way)) as clients:
-        loop = Loop(method, problem, clients, (0,), 4)
-        with torch.inference_mode():
-            for _ in range(rounds):
-                loop.step()
-    return loop.server.x.clone()
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_equivalences import ROUNDS, relative
 
 from fedspan.core.errors import SpecError
 from fedspan.core.objective import Objective
 from fedspan.core.round import Round
 from fedspan.uplinks import RunningMean
+from support.equivalence import ROUNDS, relative
 from support.loops import advance, model, small, start
 from support.methods import GAUSSIAN, build
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from fedspan.core import tables
+from support.equivalence import ROUNDS, relative, unequal
 from support.loops import advance, model, small, start
 from support.methods import ADAMW, GAUSSIAN, build
-
-ROUNDS = 30
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).norm() / b.norm())
 
 
 @pytest.mark.parametrize("clients_per_round", [3, 7])
@@ -168,15 +162,6 @@ def test_fedit_averages_factors_and_ffalora_models() -> None:
         off[name] = relative(method.server_step(server, up, rnd).x, models.mean(1, keepdim=True))
     assert off["ffalora"] < 1e-12
     assert off["fedit"] > 1e-4
-
-
-def unequal(tmp_path: Any) -> dict[str, Any]:
-    """Clients of 2 to 9 rows."""
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(7, 9, 12)), rng.normal(size=(7, 9, 2))
-    path = tmp_path / "unequal.npz"
-    np.savez(path, A=a, B=b, n=np.array([2, 3, 9, 4, 8, 5, 6]))
-    return {"data": str(path)}
 
 
 IDENTITY = {"name": "identity"}

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_equivalences import ROUNDS, relative, unequal
 
 from fedspan.core import tables
 from fedspan.core.errors import SpecError
 from fedspan.methods import SSF
 from fedspan.projectors import Coordinate, Hadamard
+from support.equivalence import ROUNDS, relative, unequal
 from support.loops import advance, model, small, start
 from support.methods import GAUSSIAN, build
 

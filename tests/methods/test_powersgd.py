@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_equivalences import ROUNDS, relative
 
 from fedspan import Bundle
 from fedspan.core.layout import Block, Layout
+from support.equivalence import ROUNDS, relative
 from support.loops import advance, model, small, start
 from support.methods import build
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_equivalences import relative
 
 from fedspan.core.bundle import Bundle
 from fedspan.core.errors import SpecError
@@ -14,6 +13,7 @@ from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import draw
 from fedspan.optimizers import Preconditioned
 from fedspan.projectors import Coordinate, Identity
+from support.equivalence import relative
 from support.loops import advance, close, model, small, start
 from support.methods import GAUSSIAN, build
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_simulate import method_of, mlp, model_after, problem_of
 
 from fedspan.core.config import Engine
-from fedspan.core.layout import Block, Layout
 from fedspan.core.projector import draw
 from fedspan.core.round import Round
 from fedspan.engine.simulator import Simulator
@@ -21,8 +19,9 @@ from fedspan.projectors.coordinate import Coordinate
 from fedspan.projectors.gaussian import Gaussian
 from support.loops import advance, close, model, small, start
 from support.methods import ADAMW, GAUSSIAN, build
+from support.moments import LR, STEPS, layout
+from support.simulated import method_of, mlp, model_after, problem_of
 
-LR, STEPS = 0.02, 3
 CARRY = SGD(momentum=0.5).carry
 
 
@@ -136,10 +135,6 @@ def test_moments_are_what_is_said_of_them(
         close(model(loop)[0, 0], written.x, 1e-10)
     if name == "ssf":
         close(loop.server.c, loop.transport.clients().c.mean(1, keepdim=True))
-
-
-def layout() -> Layout:
-    return Layout((Block("w", (4, 9), 1), Block("b", (4,))), torch.float64)
 
 
 def test_what_a_change_of_coordinates_leaves_of_the_moments() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_moments import STEPS, layout
 
 import fedspan
 from fedspan import Spec
@@ -23,6 +22,7 @@ from fedspan.optimizers.sgd import SGD
 from fedspan.theory.diagnosis import corollary_lr
 from support.loops import advance, close, model, small, start
 from support.methods import ADAMW, GAUSSIAN, METHODS, build, takes
+from support.moments import STEPS, layout
 
 IDENTITY = {"name": "identity"}
 

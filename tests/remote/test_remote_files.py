@@ -14,16 +14,16 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
-from soak import DAMAGES, World, world
-from test_faults import KilledError, damage
-
 from fedspan.core import json_log
 from fedspan.core.errors import CheckpointError
 from fedspan.engine.audit import read_record
 from fedspan.engine.loop import Loop, Row
 from fedspan.remote.roster import ROSTER, Roster
+from support.files import damage
 from support.flower import inside_a_task  # noqa: F401
+from support.killing import KilledError
 from support.rounds import rounds_in
+from support.soak import DAMAGES, World, world
 
 KINDS = ("crash", "short", "full", "io")
 EVERY = [pytest.param(31, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]

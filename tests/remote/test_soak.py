@@ -14,10 +14,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
-from soak import DAMAGES, World, world
-from test_faults import damage
-
+from support.files import damage
 from support.flower import inside_a_task  # noqa: F401
+from support.soak import DAMAGES, World, world
 
 OF_MESSAGES = [
     "server dies sending", "server dies receiving", "duplicate", "client crash", "client full", "client io",

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from test_faults import damage
 
 from fedspan.core import registry
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError
@@ -24,6 +23,7 @@ from fedspan.study.model import study_of
 from fedspan.study.request import requested
 from fedspan.study.tuning import Runs
 from support.comparisons import BASE, spec_file
+from support.files import damage
 from support.loops import SMALL
 
 QUIET = Console(quiet=True)

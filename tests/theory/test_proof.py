@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_theory import SETTINGS
 
 import lemmas
 import proof
 import transient
 from fedspan.theory import corollary, theorem
 from fedspan.theory.setting import Setting, Steps
+from support.theory import SETTINGS
 
 
 @settings(max_examples=300, deadline=None)

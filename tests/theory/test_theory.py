@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedspan.core.errors import SpecError
 from fedspan.theory import corollary, theorem
 from fedspan.theory.setting import Setting, Steps
-
-SETTINGS = st.builds(
-    Setting,
-    L=st.floats(1e-2, 1e4),
-    sigma2=st.one_of(st.just(0.0), st.floats(1e-4, 1e4)),
-    gap=st.floats(1e-3, 1e4),
-    control=st.floats(0, 1e4),
-    rho=st.floats(0.01, 1),
-    clients=st.integers(2, 50),
-    local_steps=st.integers(1, 20),
-    rounds=st.integers(1, 100_000),
-)
+from support.theory import SETTINGS
 
 
 @settings(max_examples=200, deadline=None)

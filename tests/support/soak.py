@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Error, Message
-from test_faults import CALLS, KilledError, damage
 
 from fedspan.core.errors import CheckpointError, FedspanError
 from fedspan.core.spec import Spec
@@ -33,7 +32,9 @@ from fedspan.remote.flower import server
 from fedspan.remote.flower.client import agreement_of
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.messages import DroppedError
+from support.files import damage
 from support.flower import FakeGrid, spec_of
+from support.killing import CALLS, KilledError
 from support.loops import Scripted, close
 from support.rounds import rounds_in
 
