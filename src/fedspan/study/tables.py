@@ -29,7 +29,6 @@ NAMES = {  # what metrics are called in words, where their own name is none
     "loss": "test loss", "training_loss": "training loss", "rel_err": "relative error", "auroc": "AUROC",
     "c_index": "concordance index", "f1": "F1", "f1_macro": "macro F1", "mae": "mean absolute error",
     "mse": "mean squared error", "r2": "R²", "token_accuracy": "token accuracy",
-    "average_precision": "average precision",
     "correction": "correction on", "correction_test": "test of the correction",
 }  # fmt: skip
 
