@@ -395,13 +395,6 @@ def planned_bytes(case: Case) -> None:
     assert (last["up_bytes"], last["down_bytes"]) == (cost.up, cost.down)
 
 
-def recomputed(case: Case) -> None:
-    """Outputs that are computed again in the backward pass are those that were."""
-    same(
-        case.run(more={"engine.recompute": json.dumps(not case.spec.engine.recompute)}), case.result
-    )
-
-
 def epochs_as_steps(case: Case) -> None:
     """Epochs are so many local steps."""
     steps = built(case.spec)[0].local_steps
@@ -501,7 +494,6 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
         and not (noise and dp.level == "client")
         and not (spec.secure and spec.secure.secure_signed),
         planned_bytes: spec.privacy is None and case.result.status == "finished",
-        recomputed: network,
         epochs_as_steps: spec.epochs is not None,
         found_rate: isinstance(method.lr, str),
         private_without_noise: dp is not None and dp.level == "client" and spec.secure is None,

@@ -18,9 +18,10 @@ from fedspan.core.spec import Spec, with_values
 
 ROUNDS = 5
 DIR = "@dir"  # a directory of the row's own
+# Settings that fit one kind of data alone; tests/api/test_weights_of_examples.py and tests/tasks/test_classification.py
+# have them.
+OF_DATA = {"class_weights", "augment"}
 # What a number, a path or a name is set to; a setting that is none of a few choices needs an entry.
-# Settings that fit one kind of targets alone; tests/api/test_weights_of_examples.py has them.
-OF_TARGETS = {"class_weights"}
 VALUES: dict[str, list[Any]] = {
     "method.lr": ["auto", "search"],
     "method.local_steps": [1, 3],
@@ -158,7 +159,7 @@ def factors() -> dict[str, tuple[str, ...]]:
     skip = {"rounds", "method", "task", "privacy", "callbacks", "metrics", *GROUPS}
     found |= _of_class("", Spec, skip)
     for name, group in GROUPS.items():
-        found |= _of_class(name, group, OF_TARGETS)
+        found |= _of_class(name, group, OF_DATA)
     found["callbacks"] = [[one] for one in _choices("callback") if one["name"] not in EXTRA]
     found["metrics"] = [[name] for name in registry.choices("metric")]
     found["lost"] = [True]  # whether replies are lost on their way

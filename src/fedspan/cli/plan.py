@@ -42,7 +42,6 @@ def command(
     optimizer: Literal["sgd", "momentum", "adamw"] = "sgd",
     labels: Annotated[int | None, typer.Option(min=2)] = None,
     checkpointing: bool = False,
-    recompute: bool = False,
 ) -> None:
     """Show what each method costs in bytes, memory and disk.
 
@@ -67,7 +66,6 @@ def command(
         optimizer: Optimizer of local steps.
         labels: Number of classes, for a classifier.
         checkpointing: Gradient checkpointing, for all methods.
-        recompute: SSF's layers recompute outputs instead of keeping them.
     """
     if (spec is None) == (model is None):
         raise typer.BadParameter(
@@ -104,7 +102,6 @@ def command(
                 "gradient_checkpointing": checkpointing,
             },
             "projection": {"frozen_modules": frozen_modules or []},
-            "engine": {"recompute": recompute},
         }
         source = Spec.from_table(own)
     settings = source.dp

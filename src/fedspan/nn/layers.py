@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight
 
 from fedspan.core.projector import Factor
-from fedspan.nn.recompute import remember
 
 LARGE = 1 << 16  # numbers of an input from which it matters what is kept of it
 DONE = "fedspan_signs"  # in the metadata of a ReLU's gradient
@@ -132,24 +131,14 @@ def signs(y: Tensor) -> Tensor:
     return y
 
 
-def restricted_forward(
-    layer: nn.Module, b: Tensor, factor: Factor, recompute: bool = False
-) -> Callable[[Tensor], Tensor]:
-    """A forward for `layer` through which gradients reach B instead of its weight.
-
-    With `recompute` a Linear notes how its output was computed, for `nn.recompute`.
-    """
+def restricted_forward(layer: nn.Module, b: Tensor, factor: Factor) -> Callable[[Tensor], Tensor]:
+    """A forward for `layer` through which gradients reach B instead of its weight."""
     own: Any = layer
     linear: Any = _Linear.apply
     if is_transposed(layer):
         return lambda x: linear(x, own.weight.detach().mT, own.bias, b.mT, factor)
     if isinstance(layer, nn.Linear):
-
-        def product(x: Tensor) -> Any:
-            y = linear(x, own.weight.detach(), own.bias, b, factor)
-            return remember(y, x, own.weight, own.bias) if recompute else y
-
-        return product
+        return lambda x: linear(x, own.weight.detach(), own.bias, b, factor)
     if isinstance(layer, nn.Embedding):
         if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
             raise NotImplementedError(
