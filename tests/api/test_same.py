@@ -56,6 +56,14 @@ def test_objects_and_a_module_are_the_same_run(tmp_path: Path) -> None:
     ]
 
 
+def first(batch: Any, generator: torch.Generator) -> Any:
+    return batch[0] + 0.1 * torch.randn(batch[0].shape, generator=generator), batch[1]
+
+
+def second(batch: Any, generator: torch.Generator) -> Any:
+    return batch[0] + 0.2 * torch.randn(batch[0].shape, generator=generator), batch[1]
+
+
 def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - torch.nn.functional.one_hot(targets, 4)).abs().mean()
 
@@ -69,7 +77,10 @@ def loaders(size: int) -> Any:
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "clip": ({"training": fedspan.Training(clip=2.0)}, "training.clip = 1.0, not 2.0"),
+    "augment": (
+        {"training": fedspan.Training(augment=second)},
+        r"training.augment = 'first#\w+', not 'second#\w+'",
+    ),
     "loss": ({"loss": absolute}, "task.loss = its default, not 'absolute#"),
     "data": ({"clients": moved()}, "task.data = "),
     "batches of a loader": ({"clients": loaders(4)}, "task.data = "),
@@ -87,7 +98,7 @@ def test_a_run_is_not_resumed_with_something_else(name: str, tmp_path: Path) -> 
         "rounds": 6,
         "run_dir": tmp_path / "o",
     }
-    settings |= {"training": fedspan.Training(clip=1.0)}
+    settings |= {"training": fedspan.Training(augment=first)}
     settings |= {"clients": loaders(8)} if name == "batches of a loader" else {}
     with pytest.raises(KeyboardInterrupt):
         fedspan.fit(net(), **settings, callbacks=[Interrupt(3)])

@@ -1,4 +1,4 @@
-"""Weights of examples and of classes: what is minimized with them, and that evaluation is without."""
+"""Weights of examples, of classes, and of yes: what is minimized with them, and that evaluation is without."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def test_weights_in_a_spec(tmp_path: Path) -> None:
     assert plain.history[-1]["loss"] != result.history[-1]["loss"]
     table = "[training.class_weights]\nyes = 3\n"
     named = fedspan.run(spec_file(tmp_path, 'ignore = ["w"]\n' + table), progress=False)
-    assert len({one.history[-1]["loss"] for one in (plain, named, result)}) == 3
+    factor = fedspan.run(
+        spec_file(tmp_path, 'ignore = ["w"]\n[training]\npos_weight = 3.0'), progress=False
+    )
+    assert len({one.history[-1]["loss"] for one in (plain, named, factor, result)}) == 4
     with pytest.raises(SpecError, match=r"class_weights.*'maybe'"):
         fedspan.run(spec_file(tmp_path, "[training.class_weights]\nmaybe = 3\n"), progress=False)
 
@@ -131,6 +134,23 @@ def test_weights_of_classes_are_those_of_torch(given: Any) -> None:
     torch.testing.assert_close(result.model.weight.detach(), after)
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_weight_of_yes_is_that_of_torch(outputs: int) -> None:
+    clients = [(x, (y > 0).long()) for x, y in CLIENTS]
+    model, factor = network(outputs), torch.tensor(3.0)
+    if outputs == 1:
+        losses = [
+            F.binary_cross_entropy_with_logits(model(x)[:, 0], y.float(), pos_weight=factor)
+            for x, y in clients
+        ]
+    else:
+        each = [(F.cross_entropy(model(x), y, reduction="none"), y) for x, y in clients]
+        losses = [(loss * torch.where(y == 1, factor, 1)).mean() for loss, y in each]
+    after = step(model, losses, [20 / 64, 30 / 64, 14 / 64])
+    result = fit(model, clients, training=Training(pos_weight=3.0))
+    torch.testing.assert_close(result.model.weight.detach(), after)
+
+
 def test_a_resumed_run_has_the_weights(tmp_path: Path) -> None:
     data = fedspan.data.tables(TABLES, target="ill", weight="w")
     how: dict[str, Any] = {"training": Training(class_weights="balanced"), "batch_size": 8}
@@ -148,6 +168,7 @@ def test_a_resumed_run_has_the_weights(tmp_path: Path) -> None:
         ({"training": {"class_weights": "fair"}}, "'balanced' or a table"),
         ({"training": {"class_weights": {"0": -1.0}}}, "class_weights.0"),
         ({"training": {"class_weights": {"7": 2.0}}}, "class_weights"),
+        ({"training": {"pos_weight": 2.0}}, "`pos_weight` is for yes or no"),
         (
             {
                 "training": {"class_weights": "balanced"},

@@ -86,3 +86,9 @@ def with_statistics() -> nn.Module:
 
 def with_dropout() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.3), nn.Linear(6, 3))
+
+
+def jitter(batch: Any, generator: torch.Generator) -> Any:
+    """Noise on the inputs."""
+    x, y = batch
+    return x + 0.1 * torch.randn(x.shape, dtype=x.dtype, generator=generator), y

@@ -9,7 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from covering.problems import TASKS, Variant, task_table
+from covering.problems import TASKS, Variant, jitter, task_table
 from fedspan.core import registry
 from fedspan.core.config import Engine, Participation, Projection, Search, Training
 from fedspan.core.errors import SpecError
@@ -17,11 +17,10 @@ from fedspan.core.privacy import Privacy
 from fedspan.core.spec import Spec, with_values
 
 ROUNDS = 5
-DIR = "@dir"  # a directory of the row's own
-# Settings that fit one kind of data alone; tests/api/test_weights_of_examples.py and tests/tasks/test_classification.py
-# have them.
-OF_DATA = {"class_weights", "augment"}
+DIR, JITTER = "@dir", "@jitter"  # a directory of the row's own, and a function
 # What a number, a path or a name is set to; a setting that is none of a few choices needs an entry.
+# Settings that fit one kind of targets alone; tests/api/test_weights_of_examples.py has them.
+OF_TARGETS = {"class_weights", "pos_weight"}
 VALUES: dict[str, list[Any]] = {
     "method.lr": ["auto", "search"],
     "method.local_steps": [1, 3],
@@ -46,6 +45,7 @@ VALUES: dict[str, list[Any]] = {
     "eval_clients_every": [2],
     "training.weight_decay": [0.1],
     "training.clip": [0.5],
+    "training.augment": [JITTER],
     "participation.screen": [None, 1000.0],
     "projection.project_modules": [["2.bias"]],
     "projection.full_modules": [["0"]],
@@ -269,7 +269,13 @@ def spec_table(row: dict[str, str], folder: Path, variant: Variant = "") -> dict
     table = BASE | {"task": task_table(task, variant), "method": STEPS}
     if "regression" not in task:
         table["projection"] = {"min_numel": 16}
-    return _filled(with_values(table, values), folder)
+    table = with_values(
+        table, {key: value for key, value in values.items() if key != "training.augment"}
+    )
+    table = _filled(table, folder)
+    if "training.augment" in values:
+        table.setdefault("training", {})["augment"] = jitter
+    return table
 
 
 def _filled(value: Any, folder: Path) -> Any:

@@ -196,6 +196,12 @@ def test_a_softmax_before_cross_entropy():
 @pytest.mark.parametrize(
     ("augment", "words"),
     [
+        (lambda batch, draw: None, r"must return a batch such as it gets, .* got None"),
+        (lambda batch, draw: batch[0], r"of shapes \(\(12, 4\), \(12,\)\), got \(12, 4\)"),
+        (lambda batch, draw: (batch[0],), r"got \(\(12, 4\),\)"),
+        (lambda batch, draw: (batch[0][:2], batch[1]), r"got \(\(2, 4\), \(12,\)\)"),
+        (lambda batch, draw: 1 / 0, "fails: ZeroDivisionError"),
+        (lambda batch: batch, "a function of .batch, generator., fails"),
         ("flip", "is for images"),
         ("crop", "is for images"),
         ("turn", "`augment` must be one of"),

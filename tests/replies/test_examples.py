@@ -17,7 +17,6 @@ from fedspan.core.privacy import Privacy
 from fedspan.core.projector import draw
 from fedspan.core.round import Round
 from fedspan.methods import FedAvg
-from fedspan.nn.batches import AUGMENT
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
@@ -119,15 +118,14 @@ def test_an_epsilon_that_promises_nothing_is_told(level: Any) -> None:
         )
 
 
-def test_each_example_has_its_own_augmentation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_example_has_its_own_augmentation() -> None:
     drawn: list[float] = []
 
     def note(batch: Any, generator: torch.Generator) -> Any:
         drawn.append(float(torch.rand((), generator=generator, dtype=torch.float64)))
         return batch
 
-    monkeypatch.setitem(AUGMENT, "note", note)
-    assert fit(training=fedspan.Training(augment="note"), batch_size=20, rounds=1).finished
+    assert fit(training=fedspan.Training(augment=note), batch_size=20, rounds=1).finished
     assert len(set(drawn)) == len(drawn) == 3 * 3 * 20  # clients, steps, examples
 
 

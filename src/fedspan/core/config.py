@@ -6,7 +6,7 @@ What everyone sets is flat (`Settings`, and `Spec` in `core.spec`). The rest is 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,6 +31,7 @@ from fedspan.core.federation import Federation
 from fedspan.core.layout import Floats, Ints
 from fedspan.core.privacy import Privacy
 
+Augment = Callable[[Any, torch.Generator], Any]
 Weights = Literal["uniform", "examples"]
 Simulate = Literal["auto", "loop", "batched", "pool"]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -47,22 +48,27 @@ class Training:
         weight_decay: Adds `weight_decay` times the weights to every gradient.
         clip: Largest norm of a mini-batch gradient. Inside a subspace it is that of P∇f, which is shorter than that of
             ∇f, by √ρ on average. None does not clip.
-        augment: Random changes to batches of images: `"flip"` or `"crop"`.
+        augment: Changes to the training batches: `"flip"` or `"crop"` for images, or a function
+            `(batch, generator) -> batch`.
         class_weights: Weights of the classes in the loss: a table of class → weight, of which others have 1, or
             `"balanced"`, n / (K n_k) for the n_k of the n training examples of all clients that are of class k of K.
             The loss is then the weighted mean over a batch.
+        pos_weight: For yes or no: the factor of the loss of examples that are yes, as in torch's `BCEWithLogitsLoss`.
         per_client: Whether `epochs` are passes over each client's own examples, so that clients with more examples take
             more local steps. By default all take as many as the mean client.
     """
 
     weight_decay: float = 0.0
     clip: float | None = None
-    augment: str | None = None
+    augment: str | Augment | None = None
     class_weights: str | Mapping[str, float] | None = None
+    pos_weight: float | None = None
     per_client: bool = False
 
     def __post_init__(self) -> None:
         not_negative("weight_decay", self.weight_decay)
+        if self.pos_weight is not None:
+            positive("pos_weight", self.pos_weight)
         given = self.class_weights
         if isinstance(given, Mapping):
             for name, value in given.items():

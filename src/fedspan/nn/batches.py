@@ -9,7 +9,7 @@ A DataLoader keeps its batches, and the run's seed decides their order. `batch_s
   from torch repeats to the bit; one that draws from elsewhere, or remembers earlier passes, does not.
 
 `num_workers` does not count: examples are loaded by the process that trains. `AUGMENT` has the random changes to
-batches of images that `training.augment` names.
+batches of images that `training.augment` may name.
 """
 
 import contextlib
@@ -28,7 +28,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from fedspan.core import seeds
-from fedspan.core.errors import DataError, FedspanError, SpecError, one_line
+from fedspan.core.config import Augment
+from fedspan.core.errors import DataError, FedspanError, SpecError, one_line, one_of, shown
+from fedspan.core.plugins import guarded
 
 Batch = Any  # what a loss is given: usually (inputs, targets)
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -231,12 +233,37 @@ def drawing(
     return seeds.torch_generator(key >> 1, *more)
 
 
+def augmentation(given: str | Augment | None) -> Augment | None:
+    """The function that a name stands for, or a user's own function, with its batches checked."""
+    if isinstance(given, str):
+        one_of("augment", given, AUGMENT)
+        return functools.partial(_checked, AUGMENT[given], f"`augment` {given!r}")
+    name = getattr(given, "__name__", type(given).__name__)
+    return given and functools.partial(_checked, given, f"`augment` {name}")
+
+
+def _checked(function: Augment, what: str, batch: Batch, generator: torch.Generator) -> Batch:
+    """The batch that a function makes of another; it must have the same parts, and all of them as many rows."""
+    call = functools.partial(function, batch, generator)
+    found = guarded(call, f"{what}, a function of (batch, generator), fails")
+    given = found if isinstance(found, Mapping | list | tuple) else ()
+    old, new = (dict(one if isinstance(one, Mapping) else enumerate(one)) for one in (batch, given))
+    rows = {len(part) for part in new.values() if isinstance(part, Tensor)}
+    kinds = [{key: type(part) for key, part in one.items()} for one in (old, new)]
+    if kinds[0] == kinds[1] and len(rows) <= 1:
+        return found if isinstance(batch, Mapping) else tuple(found)
+    shapes = [on_tensors(lambda part: tuple(part.shape), one) for one in (batch, found)]  # type: ignore[arg-type, return-value]
+    raise SpecError(
+        f"{what} must return a batch such as it gets, of shapes {shapes[0]}, got {shown(shapes[1])}"
+    )
+
+
 def flip(batch: Batch, generator: torch.Generator) -> Batch:
     """Flips half of the images from left to right."""
     x, y = batch
     if x.dim() != 4:
         raise SpecError(
-            f"`augment` is for images, (channels, height, width) each; examples here are {tuple(x.shape[1:])}"
+            f"it is for images, (channels, height, width) each; examples here are {tuple(x.shape[1:])}"
         )
     which = torch.rand(len(x), generator=generator) < 0.5
     return torch.where(which.view(-1, 1, 1, 1).to(x.device), x.flip(3), x), y

@@ -302,6 +302,10 @@ def _draw_all(problem: TorchProblem, rnd: Round) -> Iterator[tuple[Parts, slice]
                 continue
             drawn = zip(alone, *(part[:, which] for part in gathered), strict=True)
             found = [one.augmented(tuple(own), step + k) for one, *own in drawn]
+            if len({own[0].shape for own in found}) > 1:
+                raise SpecError(
+                    "`augment` gives batches of several shapes; set engine.simulate to 'loop'"
+                )
             yield tuple(map(torch.stack, zip(*found, strict=True))), slice(None)
 
 

@@ -11,16 +11,15 @@ from torch import Tensor, nn
 
 from fedspan.core import seeds
 from fedspan.core.config import Settings
-from fedspan.core.errors import one_of
 from fedspan.core.layout import Vector, all_finite
 from fedspan.core.objective import Objective, Problem
 from fedspan.core.projector import LinearMap
 from fedspan.core.round import Round
 from fedspan.nn.batches import (
-    AUGMENT,
     Clients,
     Loss,
     Tensors,
+    augmentation,
     batch_size_of,
     placed,
     sizes_of,
@@ -85,10 +84,7 @@ class TorchProblem(Problem):
         self.usage = dict(usage or {})
         single = settings.dp is not None and settings.dp.level == "example"
         self.privacy = settings.dp if single else None
-        self.augment = None
-        if (augment := self.training.augment) is not None:
-            one_of("augment", augment, AUGMENT)
-            self.augment = AUGMENT[augment]
+        self.augment = augmentation(self.training.augment)
         dtype = state_dtype(next(p.dtype for p in model.parameters() if p.requires_grad))
         self.layout = layout_of(rules, dtype, frozen_digest(model))
         self.module = FlatModule(model, self.layout)

@@ -66,6 +66,7 @@ class ProblemKind:
     reshaped: bool = False  # whether targets of a loss of one's own get the shape of the outputs
     weighted: bool = False  # whether a batch of three parts has weights of its examples
     class_weights: tuple[float, ...] | None = None
+    pos_weight: float | None = None
 
     def batch(self, batch: Batch, who: str) -> tuple[Any, ...]:
         """(inputs, targets) as the model and the loss take them, and weights of the examples, if any."""
@@ -86,24 +87,31 @@ class ProblemKind:
 
     def minimized(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """The loss of training: with weights of examples or classes their weighted mean over the batch."""
-        if weights is None and self.class_weights is None:
+        if weights is None and self.class_weights is None and self.pos_weight is None:
             return self.loss(outputs, targets)
         by_class = self.kind == "classes" and not targets.is_floating_point()
+        if self.kind == "classes" and not by_class and (self.class_weights or self.pos_weight):
+            raise SpecError(
+                "`class_weights` and `pos_weight` need class numbers, not probabilities"
+            )
+        like: Any = {"dtype": outputs.dtype, "device": outputs.device}
         loss: Any = self.loss
+        if self.pos_weight is not None and self.kind != "classes":
+            factor = torch.tensor(self.pos_weight, **like)
+            loss = functools.partial(F.binary_cross_entropy_with_logits, pos_weight=factor)
         if isinstance(loss, nn.Module):
             loss = copy.copy(loss)
             loss.reduction = "none"
             each = loss(outputs, targets)
         else:
             each = loss(outputs, targets, reduction="none")
+        if self.pos_weight is not None and by_class:
+            each = each * (1 + (self.pos_weight - 1) * targets)
         by = torch.ones_like(each)
         if weights is not None:
             by = by * weights.view(-1, *[1] * (each.dim() - 1))
         if self.class_weights is not None:
-            if self.kind == "classes" and not by_class:
-                raise SpecError("`class_weights` need class numbers, not probabilities")
-            of_classes = outputs.new_tensor(self.class_weights)
-            by = by * of_classes[targets.long().clamp_min(0)]
+            by = by * torch.tensor(self.class_weights, **like)[targets.long().clamp_min(0)]
         if by_class:
             by = by * (targets != getattr(self.loss, "ignore_index", IGNORED))
         return (by * each).sum() / by.sum().clamp_min(1e-12)  # type: ignore[no-any-return]

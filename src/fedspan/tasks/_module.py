@@ -44,6 +44,7 @@ from fedspan.nn.client_data import as_client_data, is_frame, split_parts, table_
 from fedspan.nn.evaluate import AT_ONCE, Evaluator, by_objective, by_outputs
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.problem_kind import (
+    BY_LOGIT,
     KNOWN,
     USUAL,
     OutputLoss,
@@ -226,24 +227,34 @@ class Material:
 
     def _check_weights(self, weighted: bool) -> None:
         """Refuses weights that the loss does not take."""
-        known, loss = self.kind, self.kind and self.kind.loss
-        named = {"weight": weighted, "class_weights": self.settings.training.class_weights}
+        known, asked = self.kind, self.settings.training
+        named = {
+            "weight": weighted,
+            "class_weights": asked.class_weights,
+            "pos_weight": asked.pos_weight,
+        }
         for name in [name for name, value in named.items() if value]:
-            own = any(getattr(loss, one, None) is not None for one in ("weight", "pos_weight"))
-            if known is None or function_of(loss) not in KNOWN or own:
+            own = getattr(known and known.loss, "weight", None) is not None
+            own |= getattr(known and known.loss, "pos_weight", None) is not None
+            if known is None or function_of(known.loss) not in KNOWN or own:
                 raise SpecError(
                     f"`{name}` goes with cross-entropy and other losses of torch that have no weights of their own; "
                     "weigh in the loss itself"
                 )
+            logits = function_of(known.loss) in BY_LOGIT
+            if name == "pos_weight" and not (
+                logits or (known.kind, known.outputs) == ("classes", (2,))
+            ):
+                raise SpecError("`pos_weight` is for yes or no; use `class_weights`")
             if name == "class_weights" and known.kind not in ("classes", "binary"):
                 raise SpecError("`class_weights` is for classes; leave it out")
-            if self.settings.dp and self.settings.dp.level == "example":
+            if name != "pos_weight" and self.settings.dp and self.settings.dp.level == "example":
                 raise SpecError(
                     f"`{name}` has no effect where `privacy` takes the gradients of single examples; leave it out"
                 )
 
     def weigh(self, clients: Iterable[ClientData]) -> None:
-        """Sets the weights of classes, which need the training data of all clients to be balanced."""
+        """Sets the weights of classes and of yes, which need the training data of all clients to be balanced."""
         known, asked = self.kind, self.settings.training.class_weights
         if known is None:  # a server has no training data
             if self.objective is not None or self.pretrained is not None:
@@ -266,7 +277,9 @@ class Material:
                     goals = data.take(part)[1].long().reshape(-1)
                     counts += goals[goals >= 0].bincount(minlength=number).numpy()
             weights = tuple((counts.sum() / (number * counts.clip(1))).tolist())
-        self.kind = replace(known, class_weights=weights)
+        self.kind = replace(
+            known, class_weights=weights, pos_weight=self.settings.training.pos_weight
+        )
 
     def _try_objective(self, data: ClientData) -> None:
         """The objective must give a number with a gradient on two examples; the model stays as it was.
