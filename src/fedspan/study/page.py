@@ -32,8 +32,8 @@ SCRIPTS = ("dom", "drawing", "reading", "download", "hours", "chart", "tables", 
 FEWER = 70  # rows on each axis of a line, where a part has several rows
 
 
-def render(report: Report, live: str = "") -> str:
-    """Return a report as a page; `live` is the stamp of a page that follows a run."""
+def render(report: Report) -> str:
+    """Return a report as a page."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["coded"] = coded
     return environment.from_string((WEB / "page.html").read_text("utf-8")).render(
@@ -41,7 +41,6 @@ def render(report: Report, live: str = "") -> str:
         charts=charts,
         specs=specs,
         drawing=drawing,
-        live=live,
         style=_own("page.css"),
         script=Markup("\n").join(_own(f"{name}.js") for name in SCRIPTS),
     )
