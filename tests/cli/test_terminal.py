@@ -83,8 +83,10 @@ def test_the_table_of_a_proposal_fits(spec: Path) -> None:
         str(spec),
         "--budget",
         "total=100kB",
-        "--link",
-        "up=1MB,down=4MB,latency=0.1,step=0.02",
+        "--grid",
+        "rank=0.1,0.5",
+        "--grid",
+        "local_steps=2,4",
     ]
     done = CliRunner().invoke(app, words, env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output

@@ -108,7 +108,7 @@ def test_the_command_line_reports_it(made: fedspan.Comparison, tmp_path: Path) -
 def test_the_command_line_cannot_continue_it(made: fedspan.Comparison) -> None:
     assert made.run_dir is not None
     with pytest.raises(SpecError, match=r"continue it there, with fedspan.compare\(…, run_dir="):
-        requested([made.run_dir / "study.toml"])
+        requested(made.run_dir / "study.toml")
 
 
 def histories(place: Path) -> dict[Path, int]:
@@ -322,7 +322,7 @@ def test_a_spec_takes_the_place_of_model_and_data() -> None:
         ),
         (
             {"tune": {"B": {"lr": [1.0]}}},
-            "`label in tune` must be one of A, fedavg, got 'B'",
+            "`label of a grid` must be one of A, fedavg, got 'B'",
         ),
         ({"methods": {}}, "`methods` is empty"),
         (

@@ -63,12 +63,12 @@ def _forget_module() -> None:
         del sys.modules[name]
 
 
-def said(specs: list[Path], out: Path, **options: Any) -> str:
+def said(path: Path, out: Path, **options: Any) -> str:
     """What is printed when a comparison is made or continued."""
     text = io.StringIO()
     console = Console(file=text, width=300)
     conduct.conduct(
-        requested(specs, seeds=1, **options),
+        requested(path, seeds=1, **options),
         out,
         resume=True,
         line="",
@@ -89,7 +89,7 @@ def test_a_plugin_that_changed_is_run_again_and_the_others_are_not(tmp_path: Pat
         plugin.write_text(METHOD.format(scale=scale))
         load_plugin(plugin)
         before = runs(out)
-        text = said([spec_file(tmp_path)], out, methods=["fedavg,scaled_method"])
+        text = said(spec_file(tmp_path), out, methods=["fedavg,scaled_method"])
         assert ("the source of Scaled changed since the runs in" in text) == (scale == 0.5)
     added = runs(out) - before
     assert [name.partition("-")[0] for name in added] == ["scaled_method"]
@@ -113,7 +113,7 @@ def test_a_data_module_that_changed_is_run_again(change: str, tmp_path: Path) ->
     for text in texts:
         module.write_text(text)
         _forget_module()
-        told.append(said([spec], out))
+        told.append(said(spec, out))
     assert "changed" not in told[0] + told[1]
     assert f"the file {str(module)!r} changed since the runs in" in told[2]
     assert ("the clients' data changed" in told[2]) == (change == "data")

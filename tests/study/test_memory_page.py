@@ -44,7 +44,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
         spec = place / f"{name}.toml"
         spec.write_text(tomli_w.dumps(BASE | more))
         study = requested(
-            [spec], methods=["fedavg,scaffold", "ssf:rank=0.5 as SSF"], seeds=2, budget=["rounds=2"]
+            spec, methods=["fedavg,scaffold", "ssf:rank=0.5 as SSF"], seeds=2, budget=["rounds=2"]
         )
         formats = ["html", "md", "csv"]
         conduct.conduct(

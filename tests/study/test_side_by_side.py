@@ -54,7 +54,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """Four methods at equal uplink: one to be tuned, one that diverges, one of whose points cannot run."""
     place = tmp_path_factory.mktemp("done")
     study = requested(
-        [spec_file(place)],
+        spec_file(place),
         methods=["fedavg,ssf,fedavg:lr=50.0,local.momentum=0.0 as Too far,subavg"],
         grids=["fedavg:lr=0.001,0.02,40.0", "Too far:lr=50.0", "subavg:lr=0.02,0.07"],
         budget=["up=3kB"],
@@ -123,7 +123,7 @@ def test_it_is_continued(done: Done, tmp_path: Path) -> None:
     runs = tmp_path / "again" / "runs"
     before = {path: path.stat().st_mtime_ns for path in runs.rglob(history.NAME)}
     more = requested(
-        [tmp_path / "again" / "study.toml"], grids=["ssf:lr=0.02,0.05"], budget=["up=3kB"]
+        tmp_path / "again" / "study.toml", grids=["ssf:lr=0.02,0.05"], budget=["up=3kB"]
     )
     carry(more, tmp_path / "again", resume=True)
     after = {path: path.stat().st_mtime_ns for path in runs.rglob(history.NAME)}
@@ -194,7 +194,7 @@ def test_several_processes_with_a_method_of_ones_own(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "failed: RuntimeError: stumbled" in done.stdout
-    carry(requested([spec_file(tmp_path)], methods=["fedavg"], seeds=2), tmp_path / "one")
+    carry(requested(spec_file(tmp_path), methods=["fedavg"], seeds=2), tmp_path / "one")
     one, two = (
         csv.DictReader((tmp_path / jobs / "curves.csv").read_text().splitlines())
         for jobs in ("one", "two")

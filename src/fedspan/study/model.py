@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -204,6 +205,10 @@ class Part:
     def inside(self, curve: Series) -> Series:
         """The rows of a curve that the budget allows; all if there is none."""
         return curve if self.budget is None else curve.within(self.budget.limits)
+
+    def rank(self, end: Tail) -> float:
+        """Of a result in tuning, the higher the better; one that not every seed reached comes last."""
+        return self.tune_sign * end.mean if end.whole else -math.inf
 
     def result(self, curve: Series) -> Tail:
         """The mean of the last evaluations within the budget."""

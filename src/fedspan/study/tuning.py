@@ -169,11 +169,7 @@ class Cell:
         tried = self.source.tried
         if not tried:
             return self.source.variant.points()[0]
-        return max(tried, key=lambda one: (not one.dropped, self.source.rank(one.end))).point
-
-    def rank(self, end: Tail) -> float:
-        """Of a result in tuning, the higher the better; one that not every seed reached comes last."""
-        return self.part.tune_sign * end.mean if end.whole else -math.inf
+        return max(tried, key=lambda one: (not one.dropped, self.source.part.rank(one.end))).point
 
     @property
     def found_lr(self) -> list[float]:
@@ -214,7 +210,7 @@ class Cell:
         for one in self.tried:
             assert one.deciding is not None
             if not one.dropped or float(one.deciding.most(axis)[-1]) >= cost:
-                ranks.append((self.rank(self.at(axis, cost, one.deciding)), one))
+                ranks.append((self.part.rank(self.at(axis, cost, one.deciding)), one))
         best = max(ranks, key=lambda pair: pair[0])[1] if ranks else None
         own = best is None or best.point == self.point
         return self.at(axis, cost, None if own or best is None else best.curve)
