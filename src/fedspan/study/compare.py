@@ -53,7 +53,6 @@ MethodLike = Method | str | Mapping[str, Any]
 ModelLike = nn.Module | Spec | Path | str | Mapping[str, Any]
 Clients = Sequence[Any] | Mapping[str, Any]
 Grid = Mapping[str, Any]
-DATA = ("test", "validation", "callbacks")  # arguments that the page names and does not write out
 FIELDS = {one.name for one in dataclasses.fields(Spec)} - {"method", "task"}
 AXES = ("round", "up_bytes", "total_bytes", "seconds", "hours")
 WIDTH = 80  # columns of a terminal, in which no word is to be broken
@@ -318,22 +317,10 @@ def compare(
         raise SpecError("`resume` needs the `run_dir` of the comparison to continue")
     if jobs > 1 and spec.torch_device.type != "cpu":
         raise SpecError(f"`jobs` {jobs} needs device='cpu'; use jobs=1")
-    # the call as the page shows it: a model and data are named, other values are written out
-    told = {"tune": tune, "seeds": seeds, "budget": budget, "metric": metric, "goal": goal}
-    told |= {"tail": tail, **settings, "run_dir": None if out is None else str(out)}
-    what = "model, clients" if isinstance(model, nn.Module) else "spec"
-    what = repr(str(model)) if isinstance(model, str | PathLike) else what
-    given = {label: tables.describe(method, changed=True) for label, method in named.items()}
-    words = [
-        f"{key}={key if key in DATA else shown(value)}"
-        for key, value in told.items()
-        if value is not None
-    ]
-    line = f"fedspan.compare({', '.join([repr(given), what, *words])})"
     console = Console(stderr=True, quiet=not progress)
     # a directory for the time being where the user names none
     with nullcontext(out) if out else TemporaryDirectory(prefix="fedspan-") as place:
-        found = conduct(study, Path(place), jobs=jobs, resume=resume, line=line, console=console)
+        found = conduct(study, Path(place), jobs=jobs, resume=resume, console=console)
     return Comparison(dataclasses.replace(found, study=study), out)
 
 

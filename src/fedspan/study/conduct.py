@@ -24,7 +24,6 @@ from fedspan.study.execute import execute
 from fedspan.study.jobs import changed, fingerprint
 from fedspan.study.model import Study, committed, plugins
 from fedspan.study.results import RUNS, STUDY, Results
-from fedspan.study.tables import published
 from fedspan.study.tuning import Runs
 
 
@@ -149,13 +148,10 @@ def show(made: report.Report, minutes: float, files: Sequence[Path], console: Co
             first = len(main.header) - len({entry.variant for entry in one.entries})
             lines = [[" ".join(line[:first]), *line[first:]] for line in lines]
             lines = [list(column) for column in zip(*lines, strict=True)]
-        elif part.budget is None:
-            lines = [[line[n] for n in (0, 1, 2, 4, 6)] for line in lines]
-        judged = published(part, one.entries)
-        for title, some in ((part.title, lines), ("", [judged.header, *judged.texts()])):
-            head, *rows = [[escape(cell) for cell in line] for line in some]
-            if rows:
-                console.print(table(head, rows, width=console.width, title=title or None))
+        else:
+            lines = [line[:3] for line in lines]
+        head, *rows = [[escape(cell) for cell in line] for line in lines]
+        console.print(table(head, rows, width=console.width, title=part.title or None))
     notes = [note for one in made.sections for entry in one.entries for note in entry.notes]
     effort = f"{minutes:.1f} core-minutes. " if minutes >= 0.1 else ""
     verdict = " ".join(made.verdict) if len(made.sections) == 1 else ""

@@ -69,15 +69,11 @@ class Report:
         if "md" in formats:
             texts["tables.md"] = self._markdown()
         if "csv" in formats:
-            records, curves = [], []
+            records = []
             for title, part, entries in parts:
                 named = {"part": title} if len(parts) > 1 else {}
                 records += [named | record for record in tables.records(part, entries)]
-                for entry in entries:
-                    row = {"row": part.rows[entry.row].label} if len(part.rows) > 1 else {}
-                    curves.append((named | row, entry.series))
             texts["results.csv"] = tables.results_csv(records)
-            texts["curves.csv"] = tables.curves_csv(curves)
         make_dir(out)
         for name, text in texts.items():
             files.append(out / name)

@@ -207,21 +207,6 @@ def results_csv(found: Sequence[Record]) -> str:
     return csv_text(lines)
 
 
-def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
-    """Return the evaluations of every seed; each series comes with the columns that name it.
-
-    Bytes and seconds are means over seeds.
-    """
-    lines = []
-    for named, one in series:
-        for (n, seed), (row, t) in itertools.product(enumerate(one.seeds), enumerate(one.rounds)):
-            values = {name: _digits(each[n, row]) for name, each in one.metrics.items()}
-            if any(values.values()):
-                place = {"run": one.label, "seed": seed, "round": int(t)}
-                lines.append(named | place | _costs(one, row) | values)
-    return csv_text(lines)
-
-
 def _costs(one: Series, row: int) -> Record:
     """Return what was spent up to a row; hours are those of a virtual clock, if there is one."""
     spent = {key: float(values[row]) for key, values in one.spent.items()}

@@ -35,8 +35,6 @@ class Tried:
     point: Point
     rounds: int
     end: Tail  # in the metric that decides the tuning
-    deciding: Series | None = None  # the same metric over rounds; None: read from a data file
-    curve: Series | None = None  # the metric of the part
     dropped: bool = False  # far behind the best one, and not run to the end
 
 
@@ -155,9 +153,8 @@ class Cell:
         found = []
         for (point, whole), jobs in zip(self.specs, self.trying(), strict=True):
             series, rounds = self._read(jobs), jobs[0].spec.rounds
-            deciding, curve = series.curve(self.part.tune_metric), series.curve(self.part.metric)
-            end = self.part.result(deciding)
-            found.append(Tried(point, rounds, end, deciding, curve, rounds < whole.rounds))
+            end = self.part.result(series.curve(self.part.tune_metric))
+            found.append(Tried(point, rounds, end, rounds < whole.rounds))
         return found
 
     @property
@@ -199,21 +196,10 @@ class Cell:
         whole = [curve for curve in curves if curve.alive()]
         return min(float(curve.most(axis)[-1]) for curve in whole or curves)
 
-    def at(self, axis: Axis, cost: float, curve: Series | None = None) -> Tail:
-        """The result at a cost; by default of all seeds at the point."""
-        curve = (curve or self.curve).within({axis: cost})
+    def at(self, axis: Axis, cost: float) -> Tail:
+        """The result at a cost, of all seeds at the point."""
+        curve = self.curve.within({axis: cost})
         return curve.tail(self.part.last(len(curve.rounds)))
-
-    def tuned_at(self, axis: Axis, cost: float) -> Tail:
-        """The same at the point of the grid that is best there in tuning; on all seeds if that is the chosen one."""
-        ranks = []
-        for one in self.tried:
-            assert one.deciding is not None
-            if not one.dropped or float(one.deciding.most(axis)[-1]) >= cost:
-                ranks.append((self.part.rank(self.at(axis, cost, one.deciding)), one))
-        best = max(ranks, key=lambda pair: pair[0])[1] if ranks else None
-        own = best is None or best.point == self.point
-        return self.at(axis, cost, None if own or best is None else best.curve)
 
     @property
     def reached(self) -> list[float] | None:
