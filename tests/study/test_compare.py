@@ -390,21 +390,3 @@ def test_every_seed_is_within_the_budget(tmp_path: Path) -> None:
     assert len({one[read] for one in sent}) > 1
     assert all(one[read] <= 60_000 for one in sent)
     assert read == max(t for t in sent[0] if all(one[t] <= 60_000 for one in sent))
-
-
-def test_the_page_says_how_the_comparison_was_made(tmp_path: Path) -> None:
-    task = {"name": "regression", "dim": 6, "clients": 4, "samples": 8}
-    table = {
-        "rounds": 2,
-        "batch_size": "full",
-        "method": {"name": "fedavg", "lr": 0.01},
-        "task": task,
-    }
-    found = fedspan.compare(
-        {"A": fedspan.methods.FedAvg(lr=0.01)}, table, seeds=1, tune={"lr": [0.01, 0.02]}
-    )
-    line = found.results.command
-    assert line.startswith(
-        "fedspan.compare({'A': {'name': 'fedavg', 'lr': 0.01}}, spec, tune={'lr': [0.01, 0.02]}, "
-    )
-    assert "seeds=1" in found.page(tmp_path / "index.html").read_text()

@@ -31,6 +31,7 @@ STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 EQUAL = 1e-5  # a relative difference of two results that rounding over a run can make
 CHEAPER = 0.9  # of methods that are equally good, one that sends less than this share of the most is mentioned
 LONG = 150  # characters of a reason
+CLOSE = 0.8  # a result that is read at less than this share of its budget is mentioned
 LITTLE = 0.9  # a method that sends this share of a model's parameters or more has little to gain
 FEW = 5  # methods that a title names
 DATA = {
@@ -174,7 +175,7 @@ def _edge(part: Part, entries: Entries) -> str:
 
 
 def _lost(part: Part, entries: Entries) -> str:
-    """Return which methods have no result."""
+    """Return which methods have no result, or one far below the budget."""
     found = []
     for one in entries:
         label, seeds = one.label, one.final.seeds
@@ -184,6 +185,13 @@ def _lost(part: Part, entries: Entries) -> str:
             if word == "failed" and one.failures:
                 what += f" ({one_line(one.failures[0].partition(': ')[2], LONG)})"
             found.append(f"{label} {what}")
+        if one.final.whole and part.budget is not None:
+            spent, limits = one.curve(part).spent, part.budget.limits
+            share = max(float(spent[axis][-1]) / most for axis, most in limits.items())
+            if share < CLOSE:
+                found.append(
+                    f"{label} is read at {100 * share:.0f} % of the budget, where its last evaluation is"
+                )
     return f"{'; '.join(found)}." if found else ""
 
 
