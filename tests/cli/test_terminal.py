@@ -72,7 +72,7 @@ def test_a_comparison_breaks_no_word_and_its_bar_ends_full(spec: Path, tmp_path:
     ]
     bars = [line for line in lines if " % " in line and "━" in line]
     assert "100 %" in bars[-1]
-    assert any("runs: tuning ssf, lr 0.02" in line for line in bars)
+    assert any(" runs" in line and "of " in line for line in bars)
     said = " ".join((out / "tables.md").read_text().split("\n\n")[1].split())
     assert said in " ".join(" ".join(lines).split())
 

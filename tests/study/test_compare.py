@@ -155,27 +155,20 @@ def changed(what: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [("weights", "initial weights"), ("data", "clients' data"), ("test", "test data")],
-)
-def test_what_changed_is_run_again_and_said(
-    what: str, words: str, tmp_path: Path, capsys: Any
-) -> None:
+@pytest.mark.parametrize("what", ["weights", "data", "test"])
+def test_what_changed_is_run_again(what: str, tmp_path: Path) -> None:
     plain = {
         "methods": [FedAvg(lr=0.1)],
         "rounds": 2,
         "seeds": 1,
         "run_dir": tmp_path,
         "resume": True,
-        "progress": True,
+        "progress": False,
     }
     fedspan.compare(**plain, **changed(""))
     fedspan.compare(**plain, **changed(""))
-    assert "changed" not in capsys.readouterr().out
     assert len(histories(tmp_path)) == 1
     fedspan.compare(**plain, **changed(what))
-    assert f"the {words} changed since the runs in" in " ".join(capsys.readouterr().err.split())
     assert len(histories(tmp_path)) == 2
 
 

@@ -119,18 +119,12 @@ def chart(part: Part, entries: Entries) -> dict[str, Any]:
                 for seed, t, failed in zip(one.seeds, one.diverged, one.failed, strict=True)
                 if failed or t is not None
             ]
-            x: dict[str, Any] = {}
-            for axis, scale in scales.items():
-                costs, rounds = one.spent[axis] / scale, one.rounds
-                each = float(f"{costs[-1] / rounds[-1]:.9g}") if rounds[-1] else 0.0
-                even = axis in BYTES and np.allclose(each * rounds, costs, rtol=2e-7, atol=0)
-                x[axis] = each if even else rounded(costs)
             line = {
                 "name": one.label,
                 "color": one.color,
                 "seeds": len(one.seeds),
                 "gone": gone,
-                "x": x,
+                "x": {axis: rounded(one.spent[axis] / size) for axis, size in scales.items()},
                 "y": {name: _drawn(name, v) for name, v in one.metrics.items() if name in metrics},
                 "row": entry.row,
                 # each line has a marker; a dash tells lines of one color apart

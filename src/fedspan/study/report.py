@@ -107,7 +107,7 @@ def of_study(results: Results) -> Report:
         failed = [f"failed: {line}" for entry in entries for line in entry.failures]
         events = [note for entry in entries for note in entry.notes]
         notes = [*tables.orders(part, entries), *dict.fromkeys(failed), *events]
-        title, about = part.title or "Results", part.about or described(part)
+        title, about = part.title or "Results", part.about or described(part, entries)
         shown = [one for one in made if one.rows]
         sections.append(Section(title, about, shown, notes, said(part, entries), part, entries))
     footer = _listed(results.versions)

@@ -95,10 +95,8 @@ class Cell:
 
     def trial(self, n: int, rounds: int) -> list[Job]:
         """The runs of the n-th point; a longer run may continue them."""
-        point, spec = self.specs[n]
-        what = f"tuning {self.variant.label}, {settings(point)}"
-        spec = dataclasses.replace(spec, rounds=rounds)
-        return jobs_of(spec, self.runs.place, self.part.tuning_seeds, what, keep=True)
+        spec = dataclasses.replace(self.specs[n][1], rounds=rounds)
+        return jobs_of(spec, self.runs.place, self.part.tuning_seeds, keep=True)
 
     def trying(self) -> list[list[Job]]:
         """The runs that try each point, at the lengths that are known by now."""
@@ -127,7 +125,7 @@ class Cell:
     def running(self, point: Point | None = None) -> list[Job]:
         """All seeds at a point, by default the chosen one."""
         spec = self.part.spec(self.variant, self.point if point is None else point, self.row)
-        return jobs_of(spec, self.runs.place, self.part.seeds, self.variant.label)
+        return jobs_of(spec, self.runs.place, self.part.seeds)
 
     def _read(self, jobs: list[Job]) -> Series:
         """The runs of one point as a series, no longer than their jobs."""
