@@ -101,8 +101,8 @@ def test_the_command_line_reports_it(made: fedspan.Comparison, tmp_path: Path) -
     assert made.run_dir is not None
     report.report([made.run_dir], tmp_path, ["csv"], None, "")
     lines = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
-    assert [line["run"] for line in lines] == list(METHODS)
-    assert float(lines[0]["result_mean"]) == pytest.approx(made.rows[0]["accuracy"], rel=1e-5)
+    assert [line["method"] for line in lines] == list(METHODS)
+    assert float(lines[0]["accuracy"]) == pytest.approx(made.rows[0]["accuracy"], rel=1e-5)
 
 
 def test_the_command_line_cannot_continue_it(made: fedspan.Comparison) -> None:

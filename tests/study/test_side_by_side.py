@@ -94,11 +94,11 @@ def test_a_failure_is_a_result(done: Done) -> None:
 def test_tables_are_written(done: Done) -> None:
     study, out, results = done
     lines = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
-    assert [line["run"] for line in lines] == [v.label for v in study.parts[0].variants]
-    assert float(lines[1]["result_mean"]) == pytest.approx(
+    assert [line["method"] for line in lines] == [v.label for v in study.parts[0].variants]
+    assert float(lines[1]["rel_err"]) == pytest.approx(
         results.entries["comparison"][1].final.mean, rel=1e-5
     )
-    assert (lines[2]["diverged"], lines[2]["result_mean"]) == ("2", "")
+    assert (lines[2]["diverged"], lines[2]["rel_err"]) == ("2", "nan")
     assert lines[1]["client_state_bytes"] == str(24 * 4)
     assert tomllib.loads((out / "study.toml").read_text())["variants"]["fedavg"]["grid"]
     assert "| fedavg | lr 0.02 |" in (out / "tables.md").read_text()
@@ -199,7 +199,10 @@ def test_several_processes_with_a_method_of_ones_own(tmp_path: Path) -> None:
     )
     assert one == two
     results = csv.DictReader((tmp_path / "two" / "results.csv").read_text().splitlines())
-    assert [(row["run"], row["failed"]) for row in results] == [("fedavg", "0"), ("stumbles", "2")]
+    assert [(row["method"], row["failed"]) for row in results] == [
+        ("fedavg", "0"),
+        ("stumbles", "2"),
+    ]
 
 
 def test_a_mistake_on_the_command_line_writes_nothing(

@@ -22,7 +22,7 @@ from torch import nn
 from fedspan.api.fit import as_method, check_names, spec_of
 from fedspan.api.run import as_spec
 from fedspan.compressors import QSGD
-from fedspan.core import registry, tables
+from fedspan.core import registry
 from fedspan.core.errors import (
     SpecError,
     at_least,
@@ -38,15 +38,17 @@ from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import Method
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec, with_values
+from fedspan.core.tables import describe
 from fedspan.core.terminal import plain
 from fedspan.downlinks import Changes
+from fedspan.study import tables
 from fedspan.study.budget import Budget
 from fedspan.study.conduct import conduct
 from fedspan.study.model import Part, objects_of
 from fedspan.study.model import settings as in_words
 from fedspan.study.report import Report, of_study
 from fedspan.study.request import asked
-from fedspan.study.results import Entry, Results
+from fedspan.study.results import Entry, Results, short
 from fedspan.uplinks import Plain
 
 MethodLike = Method | str | Mapping[str, Any]
@@ -94,40 +96,12 @@ class Comparison:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary per method: its result as mean and standard deviation over seeds, its settings and costs."""
-        rows, name = [], self.metric
-        for entry in self._entries:
-            curve, result, label = entry.curve(self._part), entry.final, entry.series.label
-            spent = {axis: values[-1] for axis, values in curve.spent.items()}
-            rows.append(
-                {
-                    "method": label,
-                    name: result.mean,
-                    f"{name}_sd": result.spread,
-                    f"best_{name}": entry.best.mean,
-                    **self.settings[label],
-                    "at_edge": entry.at_edge,
-                    "rounds": int(spent["round"]),
-                    "up_bytes": int(spent["up"]),
-                    "down_bytes": int(spent["down"]),
-                    "client_state_bytes": entry.client_state,
-                    "client_memory_bytes": entry.client_memory,
-                    "seconds": float(spent["seconds"]),
-                    "seeds": result.seeds,
-                    "diverged": result.diverged,
-                    "failed": result.failed,
-                    "nan": result.undefined,
-                }
-            )
-        return rows
+        return tables.rows(self._part, self._entries)
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
         """Label → the tuned settings of the method, such as `{"lr": 0.1}`; a searched step is the first seed's."""
-        return {
-            entry.series.label: _short(entry.point)
-            | ({"lr": entry.found_lr[0]} if entry.found_lr else {})
-            for entry in self._entries
-        }
+        return {entry.label: entry.settings for entry in self._entries}
 
     @property
     def best(self) -> dict[str, Method]:
@@ -144,8 +118,8 @@ class Comparison:
         name = self._part.tune_metric
         return [
             {
-                "method": entry.series.label,
-                **_short(one.point),
+                "method": entry.label,
+                **short(one.point),
                 "rounds": one.rounds,
                 name: one.end.mean,
                 "diverged": one.end.diverged,
@@ -230,10 +204,6 @@ class Comparison:
         return [note for entry in self._entries for note in entry.notes]
 
 
-def _short(point: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.removeprefix("method."): value for key, value in point.items()}
-
-
 @ending_by_sigterm()
 def compare(
     methods: Mapping[str, MethodLike] | Sequence[MethodLike],
@@ -303,7 +273,7 @@ def compare(
     spec = shared_spec(model, clients, loss, next(iter(named.values())), settings)
     table = {
         "base": spec.table(),
-        "variants": {label: {"method": tables.describe(one)} for label, one in named.items()},
+        "variants": {label: {"method": describe(one)} for label, one in named.items()},
         "seeds": seeds,
         "tune_seeds": tune_seeds,
         "tune_rounds": tune_rounds,

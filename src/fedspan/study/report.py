@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedspan.core.errors import SpecError, one_of, path_of
 from fedspan.core.extras import needs, versions
-from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.files import csv_text, make_dir, write_atomic
 from fedspan.engine.history import higher_is_better, main_metric, sign_of
 from fedspan.study import results as data
 from fedspan.study import tables
@@ -69,11 +69,12 @@ class Report:
         if "md" in formats:
             texts["tables.md"] = self._markdown()
         if "csv" in formats:
-            records = []
+            lines = []
             for title, part, entries in parts:
-                named = {"part": title} if len(parts) > 1 else {}
-                records += [named | record for record in tables.records(part, entries)]
-            texts["results.csv"] = tables.results_csv(records)
+                for entry, numbers in zip(entries, tables.rows(part, entries), strict=True):
+                    named = {"part": title, "row": part.rows[entry.row].label}
+                    lines.append({key: text for key, text in named.items() if text} | numbers)
+            texts["results.csv"] = csv_text(lines)
         make_dir(out)
         for name, text in texts.items():
             files.append(out / name)

@@ -13,7 +13,7 @@ import gzip
 import json
 import tomllib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,11 @@ class Entry:
         return self.series.label
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The tuned settings, such as `{"lr": 0.1}`; a searched step is the first seed's."""
+        return short(self.point) | ({"lr": self.found_lr[0]} if self.found_lr else {})
+
+    @property
     def notes(self) -> list[str]:
         """What went wrong, with the name of the method."""
         return [f"{self.label}, {event}" for event in self.events]
@@ -78,6 +83,11 @@ class Entry:
 
 
 Entries = Sequence[Entry]
+
+
+def short(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a point with the method's own names of settings."""
+    return {key.removeprefix("method."): value for key, value in point.items()}
 
 
 def by_row(part: Part, entries: Entries) -> list[tuple[Case, list[Entry]]]:
