@@ -16,8 +16,8 @@ def command(
     Finished runs are kept.
 
     Args:
-        study: The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, a9a, flamby-brca
-            or flamby-heart.
+        study: The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, flamby-brca or
+            flamby-heart; or a TOML file of a study.
         scale: smoke, laptop, paper or full. Default: the study's own.
         seeds: Number of seeds. Default: the scale's own.
         again: Discard earlier results in --out.
