@@ -69,7 +69,7 @@ def test_tables_have_a_column(shown: Path) -> None:
     assert text.count(tables.MEMORY) == 2  # of results and runs
     for line, size in zip(lines, sizes, strict=True):
         assert f"| {size / 1e6:.4g} |" in next(
-            row for row in text.splitlines() if row.startswith(f"| {line['run']} ")
+            row for row in text.splitlines() if row.startswith(f"| {line['method']} ")
         )
     assert tables.MEMORY_NOTE in text
 
@@ -90,7 +90,7 @@ def test_the_chart_has_one_mark_a_method(shown: Path) -> None:
             pytest.approx(int(line["client_memory_bytes"]) / 1e6, rel=1e-5)
         ]
         accuracy = one["y"]["accuracy"]
-        assert accuracy["mean"] == [pytest.approx(100 * float(line["result_mean"]), rel=1e-5)]
+        assert accuracy["mean"] == [pytest.approx(100 * float(line["accuracy"]), rel=1e-5)]
         assert accuracy["low"][0] <= accuracy["mean"][0] <= accuracy["high"][0]
 
 

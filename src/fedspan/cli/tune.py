@@ -21,6 +21,8 @@ def command(
         budget: What may be spent: total=50MB, up=10MB or rounds=200.
         grid: Values to choose from, as in rank=0.05,0.1 or local_steps=5,10 or lr=search.
     """
+    if not grid and not budget:
+        raise typer.BadParameter("give --budget, or --grid with values to choose from")
     import tomli_w
 
     from fedspan.cli._tables import say, show
@@ -31,9 +33,10 @@ def command(
 
     given = load_spec(spec, changes, threads, plugin)
     found = tune(given.method, given, tune=grids_of(grid) if grid else None, budget=budget)
-    heads = list(found.rows[0]) if found.rows else []
-    texts = [[_text(value) for value in row.values()] for row in found.rows]
-    show([head.replace("_", " ") for head in heads], texts, left=1)
+    if found.rows:
+        heads = [key for key in found.rows[0] if any(row[key] for row in found.rows)]
+        texts = [[_text(row[key]) for key in heads] for row in found.rows]
+        show([head.replace("_", " ") for head in heads], texts, left=1)
     say(f"\n{found.summary()}\n")
     if given.epochs is not None and "local_steps" in found.settings:
         typer.echo("# delete `epochs` from the spec: it would replace local_steps")
