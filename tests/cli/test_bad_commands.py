@@ -100,7 +100,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("init", "tests"), "is the name of a folder of the project"),
     (
         (*COMPARE, "o", "--tail", "99999"),
-        "`--tail` is 99999, but a run of 2 rounds has 2 evaluations after its start",
+        "--tail is 99999, but a run of 2 rounds has 2 evaluations after its start",
     ),
     ((*COMPARE, "o", "--tail", "3"), "give at most 2"),
     *(
