@@ -148,8 +148,6 @@ CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
     (lambda v: compare(tune_seeds=v), [np.array([1, 2]), Unshown()], "`tune_seeds`"),
     (lambda v: compare(goal=v), [Unshown()], "`goal`"),
     (lambda v: propose(budget=v), [True, b"x", torch.zeros(0), np.array([1, 2]), [3]], "`budget`"),
-    (lambda v: propose(link=v), [Unshown(), 3, [], b"x"], "`link`"),
-    (lambda v: propose(vary=v), [True, False, torch.zeros(0), "rank", [3]], "`vary`"),
     (tune, [torch.zeros(0), np.array([1, 2])], "`tune`"),
     (
         lambda v: fit(device=v),

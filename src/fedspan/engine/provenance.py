@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspan.core.digest import sha256
-from fedspan.core.errors import ChangedError, CheckpointError, SpecError, one_line
+from fedspan.core.errors import CheckpointError, SpecError, one_line
 from fedspan.core.extras import needs
 from fedspan.core.json_log import REMEDY, read_table, write_table
 from fedspan.core.spec import Table
@@ -142,7 +142,9 @@ def check_run(run_dir: Path, folders: Sequence[Path]) -> list[Table]:
         if card := read_outcome(place):
             cards.append(card)
             if wrong := changes(place, card, READ):
-                raise ChangedError(f"{wrong[0]}; put back what the run has written, or run again")
+                raise CheckpointError(
+                    f"{wrong[0]}; put back what the run has written, or run again"
+                )
     return cards
 
 
