@@ -536,7 +536,7 @@ def _has_unit(case: Case) -> bool:
 
 def _alike(case: Case) -> bool:
     """Whether clients with the same data do the same, whatever their numbers."""
-    drawn = ("QSGD", "Natural", "RandK", "tested")  # by each client's own key
+    drawn = ("QSGD", "RandK", "tested")  # by each client's own key
     own = str(dataclasses.replace(case.spec.method, **_no_download(case.spec.method)))
     apart = case.values.get("task") == "dropout" or case.spec.training.augment is not None
     return not apart and not any(word in own for word in drawn)

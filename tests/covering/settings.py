@@ -26,8 +26,6 @@ VALUES: dict[str, list[Any]] = {
     "method.local_steps": [1, 3],
     "method.server_lr": [0.7],
     "method.warmup": [2],
-    "method.milestones": [[0.2, 0.6]],
-    "method.gamma": [0.5],
     "method.rank": [3, {"*": 0.5}],
     "method.alpha": [0.5],
     "method.beta1": [0.5],
@@ -104,7 +102,6 @@ EXTRA = ("tensorboard", "wandb")  # callbacks whose packages the tests do withou
 # Choices besides those that follow from true and false and from names.
 MORE: dict[str, list[dict[str, Any]]] = {
     "compressor": [
-        {"name": "natural", "bits": 5},
         SIX_BITS | {"bucket": 5},
         {"name": "sign", "bucket": 5},
     ],
@@ -118,7 +115,7 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"name": "code", "compressor": {"name": "randk", "k": 0.3}, "alpha": "unbiased"},
         {"name": "running_mean", "beta": 0.5},
     ],
-    "downlink": [SIX_BITS, TOPK, IDENTITY, {"name": "natural", "unbiased": False}],
+    "downlink": [SIX_BITS, TOPK, IDENTITY, SIX_BITS | {"unbiased": False}],
     "aggregator": [
         {"name": "centered_clipping", "radius": 0.5, "steps": 2},
         {"name": "geometric_median", "smoothing": 1e-3, "steps": 50},

@@ -26,14 +26,12 @@ COMPRESSORS: dict[str, list[dict[str, Any]]] = {
         {"bits": 9, "bucket": 3},
         {"bits": 3, "unbiased": False},
     ],
-    "natural": [{}, {"bits": 4}, {"bits": 2}, {"unbiased": False}],
     "sign": [{}, {"bucket": 3}, {"sizes": 2}, {"sizes": 2, "bucket": 3}, {"sizes": 0}],
-    "cast": [{"to": "float16"}, {"to": "bfloat16"}],
     "compose": [
         {"outer": QSGD, "inner": TOPK},
-        {"outer": {"name": "natural"}, "inner": {"name": "randk", "k": 0.5}},
+        {"outer": {"name": "qsgd"}, "inner": {"name": "randk", "k": 0.5}},
         {"outer": {"name": "sign"}, "inner": TOPK},
-        {"outer": {"name": "cast"}, "inner": {"name": "randk", "k": 2, "unbiased": False}},
+        {"outer": {"name": "identity"}, "inner": {"name": "randk", "k": 2, "unbiased": False}},
         {
             "outer": {"name": "sign"},
             "inner": {"name": "randk", "k": 0.5},

@@ -38,7 +38,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "fedprox": [
         {},
         {"mu": 2.0, "server_lr": 0.5, "optimizer": ADAMW},
-        {"momentum": 0.5, "schedule": "step", "milestones": [0.1, 0.3], "warmup": 3},
+        {"momentum": 0.5, "schedule": "cosine", "warmup": 3},
     ],
     "fednova": [{}, {"server_lr": 0.7, "momentum": 0.5}, {"optimizer": ADAMW}],
     "fedavgm": [
@@ -59,9 +59,9 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     ],
     "mimelite": [
         {},
-        {"base": "adam", "server_lr": 0.7, "eps": 0.1, "schedule": "linear"},
+        {"beta1": 0.5, "server_lr": 0.7, "schedule": "linear"},
     ],
-    "scaffnew": [{}, {"steps": "fixed", "schedule": "linear"}],
+    "scaffnew": [{}, {"schedule": "linear"}],
     "tamuna": [{}, {"owners": 3, "schedule": "cosine"}],
     "fedexp": [
         {},
@@ -172,7 +172,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "compressed": [
         {},
         {"compressor": RANDK, "server_lr": 0.5, "optimizer": ADAMW},
-        {"compressor": {"name": "natural"}, "momentum": 0.5},
+        {"compressor": {"name": "qsgd", "levels": 31}, "momentum": 0.5},
     ],
     "ef": [
         {},
@@ -182,14 +182,14 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     ],
     "ef21": [
         {"compressor": TOPK},
-        {"compressor": {"name": "cast"}, "momentum": 0.5, "server_lr": 0.7},
+        {"compressor": {"name": "sign"}, "momentum": 0.5, "server_lr": 0.7},
         {"compressor": TOPK, "optimizer": ADAMW},
     ],
     "qsparse": [
         {},
         {
             "optimizer": ADAMW,
-            "compressor": {"name": "compose", "outer": {"name": "natural"}, "inner": TOPK},
+            "compressor": {"name": "compose", "outer": QSGD, "inner": TOPK},
         },
     ],
     "fedsmu": [
@@ -216,7 +216,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     ],
     "scafcom": [
         {"compressor": TOPK},
-        {"compressor": {"name": "natural"}, "beta": 1.0, "server_lr": 0.7},
+        {"compressor": {"name": "sign"}, "beta": 1.0, "server_lr": 0.7},
         {"compressor": TOPK, "optimizer": ADAMW},
     ],
 }
