@@ -87,7 +87,7 @@ class Rivals(Reference):
         for place, i in enumerate(clients):
             y = self.x
             for step in range(length):
-                y = y - LR * (self.grad(i, y, rows[i][step % STEPS]) - self.slope[i])
+                y = y - LR * (self.grad(i, y, rows[i][step]) - self.slope[i])
             end[i], mask[i] = y, template[:, columns[place]].reshape(M, D).T
         total = sum(self.w[i] * mask[i] * end[i] for i in clients)
         self.x = total / sum(self.w[i] * mask[i] for i in clients)
