@@ -161,7 +161,7 @@ def test_what_a_division_by_one_plus_omega_does() -> None:
 def test_which_are_unbiased_and_which_contractive() -> None:
     qsgd = {"name": "qsgd", "bits": 4, "bucket": 16}
     kinds = {
-        "identity": (make("identity", {}), 0.0, 1.0),
+        "everything": (make("randk", {"k": 1.0}), 0.0, 1.0),
         "topk": (make("topk", {"k": 0.25}), None, 0.25),
         "randk": (make("randk", {"k": 0.25}), 3.0, None),
         "most": (make("randk", {"k": 0.8}), 0.25, 0.75),

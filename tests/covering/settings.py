@@ -63,7 +63,7 @@ VALUES: dict[str, list[Any]] = {
     "search.share": [0.5],
     "search.start": [0.1],
 }
-TOPK, SIGN, IDENTITY = {"name": "topk", "k": 0.3}, {"name": "sign"}, {"name": "identity"}
+TOPK, SIGN = {"name": "topk", "k": 0.3}, {"name": "sign"}
 SIX_BITS = {"name": "qsgd", "bits": 6}
 # What the settings of a choice are where its defaults do not do.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -115,10 +115,9 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"name": "code", "compressor": {"name": "randk", "k": 0.3}, "alpha": "unbiased"},
         {"name": "running_mean", "beta": 0.5},
     ],
-    "downlink": [SIX_BITS, TOPK, IDENTITY, SIX_BITS | {"unbiased": False}],
+    "downlink": [SIX_BITS, TOPK, SIX_BITS | {"unbiased": False}],
     "aggregator": [
         {"name": "centered_clipping", "radius": 0.5, "steps": 2},
-        {"name": "geometric_median", "smoothing": 1e-3, "steps": 50},
         {"name": "krum", "hostile": 0.3, "keep": 0.5},
         {"name": "norm_bound", "bound": 0.5},
         {"name": "norm_bound", "factor": 2.0},

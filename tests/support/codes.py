@@ -17,9 +17,8 @@ TOPK, QSGD = {"name": "topk", "k": 0.3}, {"name": "qsgd", "bits": 3, "bucket": 5
 
 # One or more settings of every registered compressor; one without an entry fails the suite.
 COMPRESSORS: dict[str, list[dict[str, Any]]] = {
-    "identity": [{}],
     "topk": [{"k": 0.3}, {"k": 1}, {"k": 0.3, "chunk": 9}, {"k": 1, "chunk": 4}],
-    "randk": [{"k": 0.3}, {"k": 0.3, "unbiased": False}, {"k": 0.8}],
+    "randk": [{"k": 0.3}, {"k": 0.3, "unbiased": False}, {"k": 0.8}, {"k": 1.0}],
     "qsgd": [
         {},
         {"bits": 2, "bucket": 4},
@@ -31,7 +30,7 @@ COMPRESSORS: dict[str, list[dict[str, Any]]] = {
         {"outer": QSGD, "inner": TOPK},
         {"outer": {"name": "qsgd"}, "inner": {"name": "randk", "k": 0.5}},
         {"outer": {"name": "sign"}, "inner": TOPK},
-        {"outer": {"name": "identity"}, "inner": {"name": "randk", "k": 2, "unbiased": False}},
+        {"outer": {"name": "qsgd"}, "inner": {"name": "randk", "k": 2, "unbiased": False}},
         {
             "outer": {"name": "sign"},
             "inner": {"name": "randk", "k": 0.5},

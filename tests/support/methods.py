@@ -13,6 +13,7 @@ from support.axes import by_axis
 
 GAUSSIAN = {"name": "gaussian", "rank": 3}
 TOPK, RANDK = {"name": "topk", "k": 0.3}, {"name": "randk", "k": 0.3}
+EVERYTHING = {"name": "randk", "k": 1.0}  # compresses nothing
 QSGD = {"name": "qsgd", "levels": 7, "bucket": 10}
 TWO_BITS = {
     "name": "feedback",
@@ -81,7 +82,6 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"rank": 4, "server_lr": 0.7, "momentum": 0.5},
         {"rank": {"*": 1.0}, "schedule": "cosine"},
         {"rank": 3, "optimizer": ADAMW | {"decay": 0.1}},
-        {"rank": 3, "extrapolate": True},
     ],
     "powersgd": [
         {"rank": 1},
@@ -205,13 +205,13 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {},
         {"compressor": {"name": "qsgd", "levels": 31}, "server_lr": 0.7},
         {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}, "momentum": 0.5},
-        {"compressor": {"name": "identity"}, "optimizer": ADAMW},
+        {"compressor": EVERYTHING, "optimizer": ADAMW},
     ],
     "scallion": [
         {"compressor": RANDK},
         {"compressor": QSGD, "alpha": 0.5, "server_lr": 0.7},
         {"compressor": {"name": "randk", "k": 4}, "schedule": "cosine"},
-        {"compressor": {"name": "identity"}},
+        {"compressor": EVERYTHING},
         {"compressor": RANDK, "optimizer": ADAMW},
     ],
     "scafcom": [
