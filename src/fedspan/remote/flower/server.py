@@ -40,7 +40,7 @@ from fedspan.replies.chain import Chain, Event
 log = logging.getLogger("flwr")
 AGREED_FILE = "agreed.json"  # what the clients agreed on before round 0
 UNEVEN = 100  # times the median number of local steps above which nobody is believed
-GRACE = 2.0  # seconds more for clients that were silent when last asked
+GRACE = 1 / 300  # of the timeout: more time for clients that were silent when last asked
 REPLY_POLL = 0.1  # seconds between two looks for replies
 NODE_POLL = 0.5  # seconds between two looks for clients that are not connected yet
 IDENTIFY_TIMEOUT = 60.0  # seconds in which a node must say which client it is
@@ -108,7 +108,10 @@ class GridChannel:
                     self.silent.discard(messages[found].client)
                     yield found, self._read(reply, messages[found].max_reply)
             if others and late() <= self.silent:
-                deadline, others = min(deadline, 2 * time.monotonic() - began + GRACE), False
+                deadline, others = (
+                    min(deadline, 2 * time.monotonic() - began + GRACE * self.timeout),
+                    False,
+                )
             if waiting:
                 time.sleep(REPLY_POLL)
         self.silent |= late()
