@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -150,10 +149,3 @@ def max_bytes(problem: Problem) -> int:
         + 256 * problem.clients
         + MOST
     )
-
-
-def count_bytes(content: RecordDict) -> int:
-    """Bytes of a message's records: arrays with Flower's headers, and fedspan's header as text."""
-    arrays, header = content.get(ARRAYS), content.get(HEADER)
-    size = arrays.count_bytes() if isinstance(arrays, ArrayRecord) else 0
-    return size + (len(json.dumps(dict(header))) if isinstance(header, ConfigRecord) else 0)
