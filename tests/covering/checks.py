@@ -453,7 +453,7 @@ def plain_mean(case: Case) -> None:
 
 def identity_codes(case: Case) -> None:
     """Codes that leave everything as it is change nothing."""
-    whole = {"name": "identity"}
+    whole = {"name": "randk", "k": 1.0}
     both = {"name": "coded", "compressor": whole, "control": whole}
     for axis, coded, plain in (("uplink", whole, "plain"), ("downlink", both, "changes")):
         with contextlib.suppress(fedspan.FedspanError):  # not with secure sums and aggregators
@@ -524,7 +524,7 @@ def _homogeneous(case: Case) -> bool:
     return (
         case.spec.privacy is None
         and not unit
-        and "AdamW" not in str(method)
+        and not any(word in str(method) for word in ("AdamW", "SignMomentum(", "sizes=0"))
         and not _has_unit(case)
     )
 
