@@ -147,7 +147,6 @@ class Loop:
         self.more_events = 0  # that were not kept
         nobody = self.last_round[:, :0]
         self.heard = Heard(0, nobody, nobody[0])  # of the last round
-        self.carried = dict[str, int]()  # what else the log counts of its rounds
         self.id = secrets.token_hex(8)  # in every file of the run that it reads back
         self.start = start_of(problem.x0)  # a hash of sampled initial weights
         self.checks = dict[str, str]()  # file of lines → checksum of its last line

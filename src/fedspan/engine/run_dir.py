@@ -350,9 +350,8 @@ class RunFiles(Callback):
             told = line_of_rounds(self.rounds, number, self.loop.seeds)
             line: Line = {"time": _now(), "events": told}
             line |= {"up_bytes": int(up[number]), "down_bytes": int(down[number])}
-            trail.append(line | self.loop.carried)
+            trail.append(line)
         self.rounds = []
-        self.loop.carried.clear()
 
     def save_if_due(self) -> None:
         """Saves the run if it has a directory and the last checkpoint is old."""

@@ -55,6 +55,7 @@ COLUMNS = 64  # torch adds so many columns at once
 LEVELS = 4  # of torch's partial sums
 KINDS = ("its norm", "the norm of its buffers")
 Places = npt.NDArray[np.int64]  # in the cohort
+Norms = list[list[list[float]]]  # (kinds, runs, clients)
 Outliers = list[tuple[int, "Event"]]  # the places of replies that do not count, and why
 
 
@@ -125,8 +126,7 @@ class Chain:
         self.factor = None if noise or secure else chosen.screen
         self.aggregator = None if isinstance(chosen.aggregator, Mean) else chosen.aggregator
         self.usual = [[0.0] * runs for _ in KINDS]  # the largest median norm of a round so far
-        # of the replies of a round: (kinds, runs, clients)
-        self._came: list[list[list[list[float]]]] = []
+        self._came = list[Norms]()  # of the replies of a round
 
     @staticmethod
     def of(
@@ -158,17 +158,18 @@ class Chain:
             found = [left_out(rnd, run, place, OUTSIDE) for run, place in wrong.nonzero().tolist()]
         if self.factor is None:
             return found
-        self.came(up, buffers)
+        norms = self.came(up, buffers)
         if one_of_many:
-            return found + self.compared(self._came[-1], rnd, count=False)
+            return found + self.compared(norms, rnd, count=False)
         return found + self.all_came(rnd)
 
-    def came(self, up: Any, buffers: Vector | None) -> None:
+    def came(self, up: Any, buffers: Vector | None) -> Norms:
         """Takes in one of a round's replies, to be compared with the others by `all_came`."""
-        kinds: list[Iterable[Any]] = [payload(up).values()]
+        norms = [norms_of(payload(up).values()).tolist()]
         if buffers is not None:
-            kinds.append([buffers])
-        self._came.append([norms_of(kind).tolist() for kind in kinds])
+            norms.append(norms_of([buffers]).tolist())
+        self._came.append(norms)
+        return norms
 
     def all_came(self, rnd: Round) -> Outliers:
         """Those of the replies since the last call, which were all of a round, that are too large."""
@@ -177,9 +178,9 @@ class Chain:
             [[*itertools.chain(*rows)] for rows in zip(*kind, strict=True)]
             for kind in zip(*came, strict=True)
         ]
-        return self.compared(joined, rnd) if came else []
+        return self.compared(joined, rnd)
 
-    def compared(self, norms: list[list[list[float]]], rnd: Round, count: bool = True) -> Outliers:
+    def compared(self, norms: Norms, rnd: Round, count: bool = True) -> Outliers:
         """Those of a round's replies that are too large by their norms, which `count` in what is usual."""
         assert self.factor is not None
         found: Outliers = []
