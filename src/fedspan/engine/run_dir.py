@@ -103,7 +103,6 @@ def execute(
     with locked, removed_on_failure(lambda: _written(loop, spec), begun):
         if out is not None and resume and (found := _ended(out, loop, spec, retry=not here)):
             return found
-        key = None if out is None or apart else provenance.signing_key()
         files = RunFiles(loop, spec, checkpoint_every)
         if out is not None:
             files.open(resume, costs or {}, apart)
@@ -138,7 +137,7 @@ def execute(
             except Exception as error:  # a mistake there must not cost the trained model
                 failed = failed or error
         if out is not None:
-            files.close(result, key)
+            files.close(result)
         if failed is not None:
             raise failed
         _warn(loop, result)
@@ -267,16 +266,11 @@ class RunFiles(Callback):
             if (names := loop.problem.names) is not None:
                 header["names"] = [*names]
             path, name, check = self._log(folder, AUDIT)
-            try:
-                lines, _ = read_lines(path, check)
-                again: Line = {"resumed": loop.t, **now}
-                if resume and (told := line_of_rounds([loop.heard], 0, loop.seeds)[1:]):
-                    again["events"] = told
-                lines = [*lines, again] if lines else [header]
-            except CheckpointError as error:  # it is kept under another name
-                if path.exists():
-                    path.replace(folder / f"damaged-{loop.t}-{AUDIT}")
-                lines = [header | {"damaged": str(error).split(";")[0], "resumed": loop.t}]
+            lines, _ = read_lines(path, check)
+            again: Line = {"resumed": loop.t, **now}
+            if resume and (told := line_of_rounds([loop.heard], 0, loop.seeds)[1:]):
+                again["events"] = told
+            lines = [*lines, again] if lines else [header]
             trail = JsonLog(path, lines, loop.checks, name, spec.privacy is not None)
             self.logs.append((evaluations, trail))
         loop._each_round = [*loop._each_round, self]
@@ -371,7 +365,7 @@ class RunFiles(Callback):
         self.loop.transport.saved()
         self.saved = time.monotonic()
 
-    def close(self, result: Result, key: Any) -> None:
+    def close(self, result: Result) -> None:
         """Writes the models and the card of a run that has ended, or a last checkpoint."""
         loop, spec, out = self.loop, self.spec, self.out
         # whether it can be made longer: the secret key of noise is deleted with its end
@@ -395,7 +389,7 @@ class RunFiles(Callback):
         about = {"run": loop.id, "start": self.start, "rounds": loop.t, "metrics": ends}
         about |= _decisions(spec) | {"versions": versions()} | self.changes
         keep = grows or (self.every is not None and result.status.startswith("diverged"))
-        provenance.write_outcome(out, result, about, key=key, keeps=keep)
+        provenance.write_outcome(out, result, about, keeps=keep)
         for name in () if keep else provenance.UNFINISHED:
             remove(out / name)
 
