@@ -23,7 +23,7 @@ from torch import nn
 import fedspan
 from fedspan.engine import run_dir
 
-run_dir.CHECKPOINT_SECONDS = -1.0  # a checkpoint with every evaluation
+run_dir.RunFiles.seconds = -1.0  # a checkpoint with every evaluation
 place = Path(sys.argv[1])
 torch.manual_seed(0)
 X = torch.randn(60, 40)

@@ -60,7 +60,6 @@ from fedspan.engine.result import Result, load
 from fedspan.engine.simulator import Simulator
 from fedspan.replies.chain import Event
 
-CHECKPOINT_SECONDS = 5.0
 MOST = 1024  # rounds of a line of the audit trail
 CHECKPOINT_FORM = {
     "decisions": dict[str, Any], "identity": str, "seeds": list[int], "round": int, "start": str,
@@ -225,6 +224,8 @@ def _written(loop: Loop, spec: Spec) -> Iterator[Path]:
 class RunFiles(Callback):
     """What a run writes while it goes on; nothing where it has no directory."""
 
+    seconds = 5.0  # from one checkpoint to the next
+
     def __init__(self, loop: Loop, spec: Spec, every: int | None) -> None:
         self.loop, self.spec, self.every, self.out = loop, spec, every, loop.run_dir or Path()
         self.folders = seed_dirs(self.out, loop.seeds)
@@ -349,7 +350,7 @@ class RunFiles(Callback):
 
     def save_if_due(self) -> None:
         """Saves the run if it has a directory and the last checkpoint is old."""
-        if self.logs and self.every is None and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+        if self.logs and self.every is None and time.monotonic() - self.saved > self.seconds:
             self.save()
 
     def save(self) -> None:

@@ -46,7 +46,6 @@ from fedspan.core.spec import Spec
 from fedspan.replies.fixed_point import FixedPoint
 from fedspan.replies.noise import Mechanism
 
-LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
 NAMED = 5  # clients with the same event
 PIECE = 1 << 20  # numbers of a reply that are squared at once
 LEAST = 3  # replies of a round from which their median tells what is usual
@@ -110,6 +109,8 @@ class Chain:
         noise: The private sum.
         secure: Settings of secure sums.
     """
+
+    large_from = 1 << 22  # numbers in the replies of a round from which they are not kept
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class Chain:
 
     def large(self, rnd: Round) -> bool:
         """Whether the models of all clients of a round are too large to be held at once."""
-        return self.secure is None and rnd.ids.shape[1] * rnd.layout.size >= LARGE
+        return self.secure is None and rnd.ids.shape[1] * rnd.layout.size >= self.large_from
 
     def gathering(self, rnd: Round) -> Gathered:
         """What takes in replies one by one; large ones are averaged as they come where nothing needs each of them."""
@@ -311,7 +312,7 @@ def left_out(rnd: Round, run: int, place: int, why: str) -> tuple[int, Event]:
     return place, Event("left out", int(rnd.ids[run, place]), f"reply left out: {why}", seed)
 
 
-def norms_of(parts: Iterable[Any]) -> Vector:
+def norms_of(parts: Iterable[Any], at_once: int = PIECE) -> Vector:
     """‖reply‖ of each client over all of its parts, (runs, clients); of codes, over their scales and values.
 
     In float64, in which no square of a float32 overflows. Torch makes a copy in that type, so piece by piece.
@@ -321,7 +322,7 @@ def norms_of(parts: Iterable[Any]) -> Vector:
         for part in parts
         for vector in (part.parts.values() if isinstance(part, Encoded) else (part,))
         if vector.is_floating_point()
-        for piece in vector.split(PIECE, -1)
+        for piece in vector.split(at_once, -1)
     ]
     norm: Vector = found[0] if len(found) == 1 else torch.stack(found).norm(dim=0)
     return norm
