@@ -126,9 +126,7 @@ class Loop:
     on_events: Callable[[Sequence[str]], None] | None = None  # is given what went wrong in a round
     metrics: Sequence[Any] = ()  # as the user gives them; they say whether more is better
     clock: Clock | None = None  # counts the hours of a run with one seed, and knows who is there
-    large: ClassVar[int] = (
-        1 << 22
-    )  # numbers of a model of which the server's vectors are updated in place
+    large: ClassVar[int] = 1 << 22  # parameters from which the server's vectors change in place
 
     def __post_init__(self) -> None:
         n, problem, runs = self.problem.clients, self.problem, len(self.seeds)
