@@ -60,7 +60,6 @@ from fedspan.nn.problem_kind import (
 )
 from fedspan.nn.projection_rules import projection_rules
 
-READ_AT_START = 10_000  # clients; the data of more is read when a client first takes part
 KEPT = 256  # clients of a large population whose data stays in memory
 PROBED = 2  # examples that the model is tried on
 
@@ -74,6 +73,9 @@ class Material:
     data that is read decides the kind of problem and the order of columns.
     """
 
+    read_at_start: ClassVar[int] = (
+        10_000  # clients; the data of more is read when a client first takes part
+    )
     model: nn.Module
     clients: Sequence[Any] = ()  # each one's data; `Clients` reads it when it is asked for
     test: Any = None  # data, or a function that reads it; None: there is none
@@ -113,7 +115,7 @@ class Material:
             raise DataError("`clients` is empty; give the data of at least one client")
         names = tuple(map(str, clients)) if named else None
         data: Any = clients.values() if isinstance(clients, Mapping) else clients
-        later = len(data) > READ_AT_START and hasattr(data, "__getitem__")
+        later = len(data) > Material.read_at_start and hasattr(data, "__getitem__")
         if isinstance(data, list | tuple) or not later:
             data = list(data)  # else each client's data is fetched when it takes part
         tables = clients if isinstance(clients, TableData) else None
@@ -407,7 +409,7 @@ class ModuleTask(Task):
 
         clients: Sequence[Any]
         each: Callable[[int], tuple[ClientData, str, ClientData]]
-        if len(ids) > READ_AT_START:
+        if len(ids) > Material.read_at_start:
             each = functools.lru_cache(maxsize=KEPT)(lambda i: read(i, given[i]))
             each(0)  # the first client decides the kind of problem
             sizes = made.sizes()
