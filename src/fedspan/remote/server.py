@@ -52,7 +52,7 @@ from fedspan.replies.clip import clipped, leaked
 from fedspan.replies.fixed_point import FixedPoint, clipped_values
 
 ROOM = 1024  # bytes per array of a reply for its name and header
-ATTEMPTS = 100  # at a round within `pause`, with as long a wait between two of them
+LONGEST_DELAY = 60.0  # seconds between two attempts at a round
 echoed = operator.attrgetter("t", "client", "accepted", "mark")  # what a reply repeats
 
 
@@ -102,7 +102,7 @@ class RemoteTransport:
         self.extra = wire.Arrays() if buffers is None else {BUFFERS: buffers}
         self.sent = Counter[int]()  # payload bytes to each client
         self.events = list[Event]()
-        began = time.monotonic()
+        began, delay = time.monotonic(), min(1.0, self.pause / 100)
         while True:
             # of this attempt: payload bytes from each client, and the mark of its reply
             self.received, self.replied = Counter[int](), dict[int, int]()
@@ -125,7 +125,8 @@ class RemoteTransport:
                     f"round {rnd.t} had fewer than {self.min_replies} accepted replies for {self.pause:g} s "
                     f"({last}); resume the run when the clients are back"
                 )
-            time.sleep(self.pause / ATTEMPTS)
+            time.sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY)
 
     def _places(self, *clients: int) -> Places:
         """The places of clients in the cohort, in order."""
