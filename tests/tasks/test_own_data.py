@@ -279,7 +279,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "texts": (
         broken(split=[f"note {n}" for n in range(120)]) | {"kind": np.array(["a", "b"] * 60)},
         {"features": ["age", "split"], "test_share": 0.0},
-        "'split' of `features` has 120 different texts; name it in `categories`",
+        "'split' of `features` has more than 100 different texts; name it in `categories`",
     ),
     "float labels": (
         rows(),
@@ -289,7 +289,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "empty cell": (
         broken(age=with_cell("age", "")),
         {"missing": "refuse"},
-        "Bergen has 1 empty cells in column 'age'; fill them",
+        "column 'age' has 1 empty cells; fill them",
     ),
     "a word": (
         broken(age=with_cell("age", "old")),
