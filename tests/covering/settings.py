@@ -155,7 +155,7 @@ def factors() -> dict[str, tuple[str, ...]]:
     skip = {"rounds", "method", "task", "privacy", "callbacks", "metrics", *GROUPS}
     found |= _of_class("", Spec, skip)
     for name, group in GROUPS.items():
-        found |= _of_class(name, group, OF_DATA)
+        found |= _of_class(name, group, OF_TARGETS)
     found["callbacks"] = [[one] for one in _choices("callback") if one["name"] not in EXTRA]
     found["metrics"] = [[name] for name in registry.choices("metric")]
     found["lost"] = [True]  # whether replies are lost on their way

@@ -28,6 +28,7 @@ CLIENTS = "per_client.jsonl"
 TRAFFIC = "clients.csv"  # bytes of each client
 AUDIT = "audit.jsonl"  # who took part when
 LR = "lr.json"  # how the step size was found
+TRIALS = "lr-trials.json"  # the finished trials of a search that was interrupted
 BEST = "best.safetensors"  # the best model so far of an unfinished run
 TABLE = "history.csv"  # the evaluations, by the callback `csv`
 ROSTER = "roster.json"  # of a server: which node each client belongs to
