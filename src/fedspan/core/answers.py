@@ -131,8 +131,8 @@ class Checked:
             return plus
         if not callable(plus):
             raise FormError(
-                f"{where} {_kind(plus)}; it must return a tensor (runs, clients, {P.rank}), a function of the point, or "
-                "None"
+                f"{where} {_kind(plus)}; it must return a tensor (runs, clients, {P.rank}), a function of the "
+                "point, or None"
             )
 
         def at(y: Any) -> Any:
@@ -148,7 +148,10 @@ class Checked:
 
     def _new_parts(self, name: str, where: str, parts: Any, given: dict[str, Any]) -> None:
         """Check the parts of a first state, a download or a reply."""
-        first, taken = name.startswith("init"), RESERVED if (self.axis, name) == ("drift", "down") else ()
+        first, taken = (
+            name.startswith("init"),
+            RESERVED if (self.axis, name) == ("drift", "down") else (),
+        )
         for part, value in parts.items():
             if part in taken or (first and part == "x"):
                 raise FormError(
