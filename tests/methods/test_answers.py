@@ -83,8 +83,8 @@ CASES: list[tuple[str, Any, str, str]] = [
 @pytest.mark.parametrize(("axis", "choice", "name", "words"), CASES)
 def test_a_wrong_form_is_one_line(axis: str, choice: Any, name: str, words: str) -> None:
     """It names the choice, the function, what came and what was expected."""
+    method = SubAvg(lr=0.01, rank=0.5, **{axis: choice})
     with pytest.raises(SpecError, match=words) as error:
-        method = SubAvg(lr=0.01, rank=0.5, **{axis: choice})
         advance(start(method, small()), 2)
     assert str(error.value).startswith(f"`{axis}` 'Own': `{name}` ")
 
