@@ -75,7 +75,7 @@ def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Tried]]:
         kind = str(registry.kind_of(cls))
         if kind == "method":
             known = {field.name for field in dataclasses.fields(cls)}
-            table = {key: value for key, value in USUAL.items() if key in known}
+            table: dict[str, Any] = {k: value for k, value in USUAL.items() if k in known}
             table |= {key.removeprefix("method."): value for key, value in settings.items()}
             found[f"method {path.stem}"] = check_method(tables.make(cls, table, kind))
         elif kind in AXES:
@@ -84,8 +84,8 @@ def check_file(path: Path, settings: dict[str, Any]) -> dict[str, list[Tried]]:
             found[f"{kind} {path.stem}"] = tried([own_names], cls)
             for name, space in RECIPES:
                 try:
-                    table = {"name": name, **USUAL, **space, **more, kind: part}
-                    method = tables.build("method", table)
+                    own_table: dict[str, Any] = {"name": name, **USUAL, **space, **more, kind: part}
+                    method = tables.build("method", own_table)
                 except SpecError as error:
                     refused.append(error)
                     continue
