@@ -64,7 +64,7 @@ class Checked:
         except (SpecError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            file = function.__code__.co_filename
+            file = getattr(getattr(function, "__code__", None), "co_filename", "")
             frames = traceback.extract_tb(error.__traceback__)
             lines = [frame.lineno for frame in frames if frame.filename == file]
             sizes = ""
@@ -73,9 +73,8 @@ class Checked:
                     f"; states have d = {P.layout.size} values, vectors inside the subspace r = {P.rank}, and "
                     "`P @ state` goes from d to r"
                 )
-            raise FormError(
-                f"{where} fails in line {lines[-1]}: {one_line(error, 200)}{sizes}"
-            ) from error
+            place = f" in line {lines[-1]}" if lines else ""
+            raise FormError(f"{where} fails{place}: {one_line(error, 200)}{sizes}") from error
 
     def _check(self, name: str, answer: Any, given: dict[str, Any]) -> Any:
         """Return what a function has returned, if it has the right form."""
