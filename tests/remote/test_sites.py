@@ -10,74 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.patients import TABLES
-
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message
 from sklearn.metrics import roc_auc_score
 
 import fedspan
 from fedspan.cli import audit
 from fedspan.core.errors import FedspanError
 from fedspan.core.spec import Spec
-from fedspan.remote import flower
-from support.flower import FakeGrid, events_of, inside_a_task, serve  # noqa: F401
-
-RNG = np.random.default_rng(3)
-ILL = {
-    who: t.assign(ill=np.where(RNG.random(len(t)) < 0.4, "yes", "no")) for who, t in TABLES.items()
-}
-
-
-def spec_of(folder: Path, **others: Any) -> Spec:
-    """A spec in a folder with a table per hospital."""
-    for who, table in ILL.items():
-        table.drop(columns="hospital").to_csv(folder / f"{who}.csv", index=False)
-    data = {"path": str(folder / "h*.csv"), "target": "ill", "categories": ["ward"]}
-    table: dict[str, Any] = {
-        "rounds": 4,
-        "eval_every": 2,
-        "eval_clients_every": 2,
-        "batch_size": 8,
-        "metrics": ["auroc", "accuracy"],
-        "method": {"name": "ssf", "lr": 0.1, "local_steps": 2},
-        "task": {
-            "name": "classification",
-            "model": "mlp",
-            "data": data | others.pop("data", {}),
-            "partition": {"name": "natural", "clients": 3},
-        },
-    }
-    return Spec.from_table(table | others)
-
-
-class Sites(FakeGrid):
-    """Three nodes, each with a file of its own."""
-
-    def __init__(self, spec: Spec, folder: Path, states: Path, **own: Any) -> None:
-        super().__init__(spec, states)
-        self.app, self.folder, self.own = flower.client_app(spec), folder, own
-        self.clients = {100 + i: i for i in range(3)}
-        self.statuses: list[str] = []
-
-    def answer(self, message: Message) -> Message | None:
-        node = message.metadata.dst_node_id
-        client = self.clients[node]
-        header = message.content.get("header")
-        self.statuses.append("query" if header is None else str(header["status"]))
-        config = {
-            "partition-id": client,
-            "client-id": f"h{client}",
-            "states-dir": str(self.states_dir),
-            "data": str(self.folder / f"h{client}.csv"),
-        } | self.own
-        context = Context(
-            run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={}
-        )
-        found = self.app(message, context)
-        assert isinstance(found, Message)
-        return found
+from support.flower import events_of, inside_a_task, serve  # noqa: F401
+from support.sites import ILL, Sites, spec_of
 
 
 def both(tmp_path: Path, **others: Any) -> tuple[Any, Any, Sites]:
@@ -90,7 +33,7 @@ def both(tmp_path: Path, **others: Any) -> tuple[Any, Any, Sites]:
 def test_sites_give_the_simulators_numbers(tmp_path):
     here, there, grid = both(tmp_path)
     assert grid.statuses.count("describe") == 3
-    assert grid.statuses.count("sums") == 6
+    assert grid.statuses.count("sums") == 9
     for name in ("clients_auroc", "clients_accuracy", "worst_auroc", "clients_loss"):
         assert there.history[-1][name] == pytest.approx(here.history[-1][name], rel=1e-5)
     assert [row["client"] for row in there.per_client if row["round"] == 4] == ["h0", "h1", "h2"]
@@ -100,8 +43,8 @@ def test_sites_give_the_simulators_numbers(tmp_path):
     a, b = (json.loads((tmp_path / one / "model.json").read_text()) for one in ("here", "there"))
     for one, other in zip(a["schema"]["columns"], b["schema"]["columns"], strict=True):
         assert one["kind"] == other["kind"]
-        assert one["mean"] == pytest.approx(other["mean"], rel=1e-12)
-        assert one["deviation"] == pytest.approx(other["deviation"], rel=1e-12)
+        assert one["mean"] == other["mean"]
+        assert one["deviation"] == other["deviation"]
     assert a["classes"] == b["classes"]
 
 
@@ -211,10 +154,7 @@ def test_a_node_without_its_file_is_named(own, said, tmp_path):
     assert not (tmp_path / "out" / "history.jsonl").exists()
 
 
-def test_privacy_and_an_unknown_number_of_clients_are_refused(tmp_path):
-    spec = spec_of(tmp_path, privacy={"secure": True}, eval_clients_every=None)
-    with pytest.raises(FedspanError, match="without noise and in the open"):
-        serve(spec, Sites(spec, tmp_path, tmp_path / "s"), tmp_path / "out", backup=False)
+def test_noise_and_an_unknown_number_of_clients_are_refused(tmp_path):
     table = spec_of(tmp_path).table()
     table["task"]["partition"] = {"name": "natural"}
     spec = Spec.from_table(table)
@@ -226,16 +166,13 @@ def test_hostile_answers_are_refused(tmp_path):
     from fedspan.remote.sites import to_text
 
     spec = spec_of(tmp_path)
-    honest = {"examples": 5, "classes": [], "others": [], "counts": {}}
-    column = {
-        "rows": 5, "gaps": 0, "distinct": 2, "whole": False, "binary": False, "same": None, "type": "text",
-    }  # fmt: skip
+    honest = {"examples": 5, "classes": [], "others": []}
     for lie in (
         {"examples": -3},
         [],
         honest | {"facts": {"age": 3}},
-        honest | {"facts": {"age": column}},  # a text without its counts
-        honest | {"facts": {"age": column | {"type": "stranger"}}},
+        honest | {"facts": {"age": {"type": "text"}}},
+        honest | {"facts": {"age": {"type": "stranger", "texts": []}}},
     ):
 
         class Lying(Sites):
@@ -321,3 +258,39 @@ def test_events_log_and_audit_call_a_site_by_its_name(tmp_path, caplog, capsys):
     assert "round 1: client 'h1': no reply in time" in told
     with pytest.raises(FedspanError, match=r"`--client` '1' is not one of the clients: h0, h1, h2"):
         audit.command(tmp_path / "out", client="1")
+
+
+def test_a_name_in_use_is_refused_to_another_client(tmp_path, caplog):
+    class Twice(Sites):
+        def answer(self, message: Message) -> Message | None:
+            found = super().answer(message)
+            if (
+                found is not None
+                and message.metadata.dst_node_id == 102
+                and self.statuses[-1] == "query"
+            ):
+                found.content["identity"]["name"] = "h1"
+            return found
+
+    spec = spec_of(tmp_path)
+    with pytest.raises(FedspanError, match=r"client 2 has not answered .*not connected"):
+        serve(spec, Twice(spec, tmp_path, tmp_path / "s"), tmp_path / "out")
+    told = [one.getMessage() for one in caplog.records if "ignores a node" in one.getMessage()]
+    assert told == [
+        "fedspan ignores a node: client 2 is to be called 'h1', which is the name of client 1; give its node another "
+        "client-id"
+    ]
+
+
+def test_the_roster_shows_names_beside_numbers(tmp_path, capsys):
+    from fedspan.cli import roster
+
+    spec = spec_of(tmp_path, rounds=2)
+    serve(spec, Sites(spec, tmp_path, tmp_path / "s"), tmp_path / "out", bind_clients=True)
+    roster.command(tmp_path / "out")
+    assert capsys.readouterr().out.splitlines() == [
+        f"client {i}  h{i}  node {100 + i}" for i in range(3)
+    ]
+    (tmp_path / "out" / "audit.jsonl").unlink()
+    roster.command(tmp_path / "out")
+    assert capsys.readouterr().out.splitlines()[0] == "client 0  node 100"

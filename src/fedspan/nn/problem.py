@@ -75,7 +75,7 @@ class TorchProblem(Problem):
         usage: Mapping[str, Any] | None = None,
     ) -> None:
         self.device, self.training = settings.torch_device, settings.training
-        self.recompute, self.batch_size = settings.engine.recompute, settings.examples_per_batch
+        self.batch_size = settings.examples_per_batch
         self.model, self.loss, self.rules = model.to(self.device), loss, rules
         self.client_data, self.clients, self.names = clients, len(clients), names
         self.here: Sequence[int] = getattr(clients, "here", range(len(clients)))
@@ -269,7 +269,7 @@ class TorchProblem(Problem):
         # the model is then held once, as the vector x
         alone = self.on_client or self.layout.size >= LARGE
         borrow = alone and self.in_memory and P.picks
-        self._active = Restricted(self.module, self.rules, x, P, self.recompute, borrow).__enter__()
+        self._active = Restricted(self.module, self.rules, x, P, borrow).__enter__()
         return self._active
 
     def release(self) -> None:

@@ -52,7 +52,7 @@ from fedspan.replies.clip import clipped, leaked
 from fedspan.replies.fixed_point import FixedPoint, clipped_values
 
 ROOM = 1024  # bytes per array of a reply for its name and header
-FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a round
+LONGEST_DELAY = 60.0  # seconds between two attempts at a round
 echoed = operator.attrgetter("t", "client", "accepted", "mark")  # what a reply repeats
 
 
@@ -102,7 +102,7 @@ class RemoteTransport:
         self.extra = wire.Arrays() if buffers is None else {BUFFERS: buffers}
         self.sent = Counter[int]()  # payload bytes to each client
         self.events = list[Event]()
-        began, delay = time.monotonic(), FIRST_DELAY
+        began, delay = time.monotonic(), min(1.0, self.pause / 100)
         while True:
             # of this attempt: payload bytes from each client, and the mark of its reply
             self.received, self.replied = Counter[int](), dict[int, int]()
@@ -215,6 +215,7 @@ class RemoteTransport:
             expected: A reply as it must look.
         """
         train, again = question == "train", False
+        begins = question == "keys" and bool(self.agreed)  # what was agreed on comes before it
         replies, heard, clients = dict[int, wire.Arrays](), set[int](), [*messages]
         most = sum(ROOM + array.nbytes for array in expected.values())
         while clients:
@@ -224,6 +225,8 @@ class RemoteTransport:
                 try:
                     if train:
                         arrays = self._download(client, again) | self.extra | arrays
+                    elif begins and (again or not self.accepted[client]):
+                        arrays = self.agreed | arrays
                 except ProtocolError as error:
                     if not again:
                         raise
@@ -257,7 +260,12 @@ class RemoteTransport:
                     kind, why = "refused", f"reply refused: {one_line(error)}"
                     if isinstance(error, DroppedError):
                         kind, why = error.kind, one_line(error)
-                    if train and kind == "state lost" and not again and client not in lost:
+                    if (
+                        (train or begins)
+                        and kind == "state lost"
+                        and not again
+                        and client not in lost
+                    ):
                         lost.append(client)
                     self.events.append(Event(kind, client, why))
             clients, again = lost, True

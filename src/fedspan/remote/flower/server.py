@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,17 +29,17 @@ from fedspan.engine.run_dir import execute
 from fedspan.nn.problem import TorchProblem
 from fedspan.remote.client import NAME
 from fedspan.remote.flower.client import IDENTITY, agreement_of
-from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
+from fedspan.remote.flower.records import RunConfig, read_message, write_message
 from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
 from fedspan.remote.server import RemoteTransport
-from fedspan.remote.sites import AGREED, gather, to_text
+from fedspan.remote.sites import AGREED, check_agreeing, gather, to_text
 from fedspan.replies.chain import Chain, Event
 
 log = logging.getLogger("flwr")
 AGREED_FILE = "agreed.json"  # what the clients agreed on before round 0
 UNEVEN = 100  # times the median number of local steps above which nobody is believed
-GRACE = 2.0  # seconds more for clients that were silent when last asked
+GRACE = 1 / 300  # of the timeout: more time for clients that were silent when last asked
 REPLY_POLL = 0.1  # seconds between two looks for replies
 NODE_POLL = 0.5  # seconds between two looks for clients that are not connected yet
 IDENTIFY_TIMEOUT = 60.0  # seconds in which a node must say which client it is
@@ -63,7 +62,6 @@ class GridChannel:
         self.refused = set[int]()  # nodes
         self.silent = set[int]()  # clients that did not reply when last asked
         self.news = list[str]()  # what happened to nodes since the last round
-        self.records = Counter[str]()  # bytes since the last round, with headers
         self.names = [f"client-{client}" for client in range(self.clients)]  # permanent ones
 
     @property
@@ -86,7 +84,6 @@ class GridChannel:
                 yield index, DroppedError("not connected", sent=False)
                 continue
             content, group = write_message(message), str(message.t)
-            self.records["records_down"] += count_bytes(content)
             outgoing.append(Message(content, node, "train", ttl=self.timeout + 60, group_id=group))
             indices.append(index)
         waiting: dict[str, int] = {}
@@ -108,7 +105,10 @@ class GridChannel:
                     self.silent.discard(messages[found].client)
                     yield found, self._read(reply, messages[found].max_reply)
             if others and late() <= self.silent:
-                deadline, others = min(deadline, 2 * time.monotonic() - began + GRACE), False
+                deadline, others = (
+                    min(deadline, 2 * time.monotonic() - began + GRACE * self.timeout),
+                    False,
+                )
             if waiting:
                 time.sleep(REPLY_POLL)
         self.silent |= late()
@@ -118,7 +118,6 @@ class GridChannel:
             told = f"Flower error {reply.error.code}: {one_line(reply.error.reason)}"
             return DroppedError(told, "other")
         try:
-            self.records["records_up"] += count_bytes(reply.content)
             return read_message(reply.content, max_bytes)
         except Exception as error:  # of whatever kind: it is this client's failure, never the run's
             return DroppedError(f"reply refused: {one_line(error)}", "refused")
@@ -152,15 +151,23 @@ class GridChannel:
                 continue
             record = reply.content.get(IDENTITY)
             identity = dict(record) if isinstance(record, ConfigRecord) else {}
-            client, name = identity.get("client"), str(identity.get("name", ""))
-            if isinstance(client, int) and 0 <= client < self.clients:
-                self.identified[node] = client
-                if self._admits(node) and NAME.fullmatch(name):
-                    self.names[client] = name
-            else:
-                self.refused.add(node)
+            client: Any = identity.get("client")
+            name, reason = str(identity.get("name", "")), identity.get("reason")
+            if not isinstance(client, int) or not 0 <= client < self.clients:
                 own = f"it is client {client!r}, but the run has 0 to {self.clients - 1}"
-                log.warning("fedspan ignores a node: %s", one_line(identity.get("reason") or own))
+                reason = reason or own
+            elif name in self.names and self.names.index(name) != client:
+                reason = (
+                    f"client {client} is to be called {name!r}, which is the name of client "
+                    f"{self.names.index(name)}; give its node another client-id"
+                )
+            if reason:
+                self.refused.add(node)
+                log.warning("fedspan ignores a node: %s", one_line(reason))
+                continue
+            self.identified[node] = client
+            if self._admits(node) and NAME.fullmatch(name):
+                self.names[client] = name
 
     def _admits(self, node: int) -> bool:
         """Whether a node may stand for its client; one of another node's client is refused."""
@@ -213,7 +220,7 @@ def _registered_before(node: Any) -> bool:
 
 @dataclass
 class RunLog(Callback):
-    """The progress of a run: lines in Flower's log, and the bytes of Flower's records in the run's own."""
+    """The progress of a run as lines in Flower's log, and what happened to nodes in the run's own."""
 
     channel: GridChannel
     agreed: dict[str, Any]
@@ -226,9 +233,7 @@ class RunLog(Callback):
             self.channel.roster.belongs(run.id)
 
     def on_round_end(self, run: Loop) -> None:
-        """Count the bytes of the records, and note which nodes were refused."""
-        for name in ("records_up", "records_down"):
-            run.carried[name] = run.carried.get(name, 0) + self.channel.records.pop(name, 0)
+        """Note which nodes were refused."""
         if self.channel.news:
             run.note([Event("refused", None, text) for text in self.channel.news])
             self.channel.news.clear()
@@ -261,14 +266,10 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     auto = config.bind_clients == "auto" and roster is not None and not roster.nodes
 
     # --- What the clients agree on before round 0 ---
+    check_agreeing(spec)
     asked, problem = spec.task.of_sites, None
     if asked is None:
         problem = spec.task.server_problem((spec.seed,), spec)
-    elif spec.privacy is not None:
-        raise SpecError(
-            "`task.data.path` names a file for each client, and before round 0 clients would say what their columns "
-            "are, without noise and in the open; with `privacy` use a module of your own (task 'custom')"
-        )
     count = problem.clients if problem is not None else spec.task.partition.clients  # type: ignore[attr-defined]
     if count is None:
         raise SpecError(
@@ -287,7 +288,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         else:
             patience = max(config.wait, 1.0)
             fingerprint = digest(spec.identity(), size=6)
-            agreed = gather(channel, channel.names, fingerprint, patience, asked)
+            agreed = gather(channel, channel.names, fingerprint, patience, asked, spec.secure)
         if len(agreed["examples"]) != count:
             raise SpecError(f"{str(kept)!r} is of {len(agreed['examples'])} clients, not {count}")
     if problem is None:
@@ -309,8 +310,6 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
             "`federation` is a virtual clock of the simulator; here the clients' links are real"
         )
     names = channel.names
-    if len(set(names)) < count:
-        raise SpecError(f"two nodes have the same client-id, among {', '.join(sorted(names)[:8])}")
     problem.names = names
     refusals.check(spec, problem=problem, server=config)
     clients_per_round = spec.clients_per_round or problem.clients
