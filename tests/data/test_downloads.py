@@ -20,11 +20,7 @@ from fedspan.data import sets, store
 from fedspan.data.sets import DataSet
 from support.served import Server, mnist, questions, served, serving
 
-DOWNLOADED = [
-    name
-    for name in sets.names()
-    if sets.find(name).files and name not in ("tcga_brca", "heart_disease")
-]
+DOWNLOADED = [name for name in sets.names() if sets.find(name).files]
 
 
 @pytest.fixture
@@ -113,7 +109,7 @@ def test_a_server_that_sends_without_end_is_left(server: Server) -> None:
 def test_missing_files_are_all_named_and_fetched_by_hand(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known(monkeypatch, dataclasses.replace(served(server, "mnist", mnist()), hub=""))
+    known(monkeypatch, served(server, "mnist", mnist()))
     gone, server.files = server.files, {}
     assert command(monkeypatch, "data", "get", "mnist") == 2
     told = capsys.readouterr().err
@@ -134,7 +130,7 @@ def test_without_a_network_one_line_says_what_to_fetch_and_where_to_put_it(
 ) -> None:
     for proxy in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")  # nobody listens
-    known(monkeypatch, dataclasses.replace(sets.find(name), hub=""))
+    known(monkeypatch, sets.find(name))
     assert command(monkeypatch, "data", "get", name) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1

@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import io
 import json
+import runpy
 import struct
 import sys
 import tarfile
@@ -155,16 +156,6 @@ def speak(model: str) -> None:
     fedspan.run({"rounds": 1, "batch_size": 1, "task": task, "method": method}, progress=False)
 
 
-def test_changed_weights_are_refused(llama: Path) -> None:
-    pytest.importorskip("transformers")
-    speak(str(llama))
-    with pytest.raises(
-        DataError,
-        match=r"'stories260k' is damaged: .* has other weights; delete .* run `fedspan data",
-    ):
-        speak("stories260k")
-
-
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_damaged_models_are_named_in_one_line(llama: Path, name: str) -> None:
     pytest.importorskip("transformers")
@@ -262,7 +253,7 @@ def test_a_run_without_its_data_names_the_command(
         assert not out.exists()
 
 
-FILES = ["mnist_by_writer.npz", "text/banking77_train.jsonl.gz", "tcga_brca/tcga_brca.npz"]
+FILES = ["mnist_by_writer.npz", "text/banking77_train.jsonl.gz"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "bytes", "flipped", "arrays", "pickle"])
@@ -270,8 +261,6 @@ FILES = ["mnist_by_writer.npz", "text/banking77_train.jsonl.gz", "tcga_brca/tcga
 def test_damaged_files_are_named_in_one_line(server: Server, name: str, damage: str) -> None:
     for known, files in (("mnist", mnist()), ("banking77", questions())):
         sets.get(served(server, known, files))
-    shipped = fedspan.data.tcga_brca()[0]
-    store.write(store.folder() / FILES[2], {"x": shipped.x})
     path = store.folder() / name
     whole, npz = path.read_bytes(), name.endswith("npz")
     if damage == "arrays":
@@ -294,7 +283,7 @@ def test_damaged_files_are_named_in_one_line(server: Server, name: str, damage: 
             "flipped": flipped,
         }
         path.write_bytes(kinds[damage])
-    data = {FILES[0]: "mnist", FILES[1]: "banking77", FILES[2]: "tcga_brca"}[name]
+    data = {FILES[0]: "mnist", FILES[1]: "banking77"}[name]
     with pytest.raises(DataError) as told:
         getattr(fedspan.data, data)()
     assert "\n" not in str(told.value)
@@ -302,13 +291,18 @@ def test_damaged_files_are_named_in_one_line(server: Server, name: str, damage: 
     assert f"run `fedspan data get {data}`" in str(told.value)
 
 
-def test_heart_patients(server: Server) -> None:
+def test_heart_patients() -> None:
     """Patients with a gap in a column that is kept are left out; the first category of a column has no feature."""
     train, test = fedspan.data.heart_disease()
     assert (len(train.x), len(test.x), train.x.shape[1]) == (486, 254, 13)
     assert np.bincount(train.owner).tolist() == [199, 172, 30, 85]  # as in FLamby's paper
     assert np.bincount(test.owner).tolist() == [104, 89, 16, 45]
-    found = sets.find("heart_disease")
+
+
+CONVERT = runpy.run_path(str(Path(__file__).parents[2] / "studies/patients/convert.py"))
+
+
+def test_heart_patients_of_the_official_files(tmp_path: Path) -> None:
     rows = {
         "cleveland": ["63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0"] * 303,
         "hungarian": ["28,1,2,130,132,0,1,185,0,.5,?,?,?,1"] * 261,
@@ -316,16 +310,9 @@ def test_heart_patients(server: Server) -> None:
         + ["32,1,3,95,0,0,0,127,0,.7,1,?,?,4"] * 46,
         "va": ["63,1,4,140,260,0,1,112,1,3,2,?,?,2"] * 130,
     }
-    files = {
-        f"heart_disease/processed.{name}.data": "\n".join(lines).encode()
-        for name, lines in rows.items()
-    }
-    served(server, "heart_disease", files)
-    for name, data in files.items():
-        (store.folder() / name).parent.mkdir(parents=True, exist_ok=True)
-        (store.folder() / name).write_bytes(data)
-    assert found.convert is not None
-    ((_, made),) = found.convert({name: store.folder() / name for name in files}, None).items()
+    for name, lines in rows.items():
+        (tmp_path / f"processed.{name}.data").write_text("\n".join(lines))
+    made = CONVERT["heart_disease"](tmp_path)
     assert made["x"].shape == (740, 13)
     assert made["x"][0].tolist() == pytest.approx([63, 1, 145, 233, 1, 150, 0, 2.3, 0, 0, 0, 0, 1])
     assert made["x"][303].tolist() == [28, 1, 130, 132, 0, 185, 0, 0.5, 1, 0, 0, 1, 0]
@@ -333,40 +320,30 @@ def test_heart_patients(server: Server) -> None:
     assert made["train"].sum() == 486
 
 
-def test_patients_of_flamby(server: Server) -> None:
+def test_patients_of_flamby(tmp_path: Path) -> None:
     """The table and the split are in FLamby's format; patients without a fold are left out."""
     rows = [
         "TCGA-AA-0001,50,1,1.0,10.0",
         "TCGA-AA-0002,60,0,0.0,20.5",
         "TCGA-AA-0003,70,0,0.0,30.0",
     ]
-    files = {
-        "tcga_brca/brca.csv": "\n".join(['pid,age,"race, other",E,T', *rows]).encode(),
-        "tcga_brca/train_test_split.csv": b"pid,fold,fold2\nTCGA-AA-0003,test,test_5\nTCGA-AA-0001,train,train_2\n",
-    }
-    found = served(server, "tcga_brca", files)
-    assert found.convert is not None
-    for name, data in files.items():
-        (store.folder() / name).parent.mkdir(parents=True, exist_ok=True)
-        (store.folder() / name).write_bytes(data)
-    ((_, made),) = found.convert({name: store.folder() / name for name in files}, None).items()
-    store.write(store.folder() / found.made[0], made)
-    train, test = fedspan.data.tcga_brca()
-    assert (train.x.tolist(), train.y.tolist(), train.owner.tolist()) == (
-        [[50.0, 1.0]],
-        [[10.0, 1.0]],
-        [2],
-    )
-    assert (test.x.tolist(), test.y.tolist(), test.owner.tolist()) == (
-        [[70.0, 0.0]],
-        [[30.0, 0.0]],
-        [5],
-    )
+    (tmp_path / "brca.csv").write_text("\n".join(['pid,age,"race, other",E,T', *rows]))
+    folds = "pid,fold,fold2\nTCGA-AA-0003,test,test_5\nTCGA-AA-0001,train,train_2\n"
+    (tmp_path / "train_test_split.csv").write_text(folds)
+    made = CONVERT["tcga_brca"](tmp_path)
+    assert made["x"].tolist() == [[50.0, 1.0], [70.0, 0.0]]
+    assert (made["time"].tolist(), made["event"].tolist()) == ([10.0, 30.0], [1.0, 0.0])
+    assert (made["train"].tolist(), made["center"].tolist()) == ([True, False], [2, 5])
     assert made["columns"].tolist() == ["age", "race, other"]
 
 
-@pytest.mark.parametrize("name", ["tcga_brca", "heart_disease"])
+SHIPPED = {
+    "heart_disease": "176b58a8746ab134fd91a94e81346dcc91ed4bff68698add185b2af6e3febb63",
+    "tcga_brca": "d52e4e48571347648dd8a39d323d448c2da0a2574d7c19f45633323a24b30332",
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_patients_that_come_with_fedspan_are_the_converted_ones(name: str) -> None:
-    found = sets.find(name)
-    shipped = {name: store.read(sets.SHIPPED / name) for name in found.made}
-    assert store.digest(shipped) == found.digest
+    shipped = {name: store.read(sets.SHIPPED / name) for name in sets.find(name).made}
+    assert store.digest(shipped) == SHIPPED[name]

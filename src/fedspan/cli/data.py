@@ -51,7 +51,6 @@ def _get(found: DataSet) -> None:
 
     from fedspan.cli._tables import say
     from fedspan.data import sets
-    from fedspan.huggingface import hub_data
 
     if found.places() or (found.package and found.here()):
         say(f"{found.name} is here")
@@ -66,11 +65,7 @@ def _get(found: DataSet) -> None:
         progress.update(bars[name], completed=done)
 
     try:
-        try:
-            sets.get(found, seen, hub_data.load if hub_data.installed() else None)
-        except sets.HubError as error:
-            typer.echo(f"{error}; taking the official files", err=True)
-            sets.get(found, seen)
+        sets.get(found, seen)
     finally:
         if bars:
             progress.stop()

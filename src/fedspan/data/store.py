@@ -125,8 +125,6 @@ class File:
     urls: tuple[str, ...]  # tried in this order
     sha256: str = ""  # empty: not published; what is made of the file is checked instead
     size: int = 0  # bytes
-    also: str = ""  # another official file that serves as well, if it was fetched by hand
-    also_sha256: str = ""
 
 
 def files_of(

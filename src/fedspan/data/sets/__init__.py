@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedspan.core.digest import sha256
 from fedspan.core.errors import DataError, one_line, one_of
@@ -21,16 +20,10 @@ from fedspan.data.columns import UNREADABLE
 from fedspan.data.store import Contents, File, Seen, by_hand, download
 
 SHIPPED = Path(__file__).parents[1] / "shipped"  # files that come with fedspan
-SYSTEM = Path("/usr/share/datasets")  # of Debian's packages, such as dataset-fashion-mnist
 REINSTALL = "pip install --no-deps fedspan"  # for what comes with fedspan
 # what conversions raise on files that are not the official ones
 DAMAGED = (*UNREADABLE, tarfile.TarError, IndexError, AttributeError)
 Files = Mapping[str, Path]  # an official file's name → where it is
-Splits = Mapping[str, Mapping[str, Any]]  # "train" and "test" of a hub → column → values
-
-
-class HubError(DataError):
-    """The hub does not give a data set, or gives another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +38,8 @@ class DataSet:
     size: int = 0  # bytes in the data directory
     made: tuple[str, ...] = ()  # files that are read
     files: tuple[File, ...] = ()  # official files, which those are made of
-    convert: Callable[[Files, Splits | None], Contents] | None = None  # also from the hub's columns
+    convert: Callable[[Files], Contents] | None = None  # official files to those that are read
     digest: str = ""  # SHA-256 of what is made
-    hub: str = ""  # the same data set on Hugging Face's hub, as PATH or PATH@REVISION
-    beside_hub: tuple[File, ...] = ()  # official files that are needed all the same
-    check: Callable[[Files], None] | None = None  # raises one of DAMAGED if files are damaged
     part_of: str = ""  # another data set that has all of it
     package: str = ""  # a Python package that has it
     install: str = ""  # the command that installs the package
@@ -61,21 +51,14 @@ class DataSet:
 
     def places(self) -> dict[str, Path]:
         """Where the files that are read are, in the data directory or in fedspan; empty if one is missing."""
-        for folder in (store.folder(), SHIPPED):
-            found = {name: folder / name for name in self.made}
-            if all(path.is_file() for path in found.values()):
-                return found
-        return {}
+        folder = SHIPPED if self.install else store.folder()
+        found = {name: folder / name for name in self.made}
+        return found if all(path.is_file() for path in found.values()) else {}
 
     def official(self) -> dict[str, Path]:
-        """Where official files are, in the data directory or of a package of the system; without missing ones."""
-        found: dict[str, Path] = {}
-        for file in self.files:
-            for name in filter(None, (file.name, file.also)):
-                for path in (store.folder() / name, SYSTEM / name):
-                    if path.is_file():
-                        found.setdefault(file.name, path)
-        return found
+        """Where official files are in the data directory; without missing ones."""
+        found = {file.name: store.folder() / file.name for file in self.files}
+        return {name: path for name, path in found.items() if path.is_file()}
 
     def here(self) -> bool:
         """Whether it can be read on this machine."""
@@ -140,12 +123,7 @@ def paths(name: str) -> dict[str, Path]:
         DataError: It is not here, or damaged.
     """
     require([name])
-    found = find(name)
-    files = found.places()
-    if found.check is not None:
-        with intact(name):
-            found.check(files)
-    return files
+    return find(name).places()
 
 
 @contextmanager
@@ -157,18 +135,14 @@ def intact(name: str) -> Iterator[None]:
         raise find(name).damaged(one_line(error)) from None
 
 
-def get(
-    found: DataSet, seen: Seen = lambda *_: None, hub: Callable[[str], Splits] | None = None
-) -> None:
+def get(found: DataSet, seen: Seen = lambda *_: None) -> None:
     """Bring a data set into the data directory: official files are downloaded, checked and converted.
 
     Args:
         found: The data set.
         seen: Called with the name of a file, its bytes so far and its bytes in all.
-        hub: Loads the data set from its hub in place of official files, if it has one.
 
     Raises:
-        HubError: The hub does not give it.
         DataError: It cannot be had, or is not what it should be; nothing is left but parts of downloads.
     """
     if found.convert is None:
@@ -178,12 +152,9 @@ def get(
     with store.alone(lambda: seen("waiting for another process", 0, 0)):
         if found.places():
             return
-        # official files, and the hub's columns in their place
         folder, had = store.folder(), found.official()
-        files, splits, new = found.files, None, {}
-        if hub is not None and found.hub and len(had) < len(files):
-            files, splits = found.beside_hub, hub(found.hub)
-        missing = [file for file in files if file.name not in had]
+        missing = [file for file in found.files if file.name not in had]
+        new: dict[str, Path] = {}
         for number, file in enumerate(missing):
             try:
                 download(file, folder, seen)
@@ -195,21 +166,19 @@ def get(
         # what is made of them
         try:
             if not found.digest:  # repacked files are fine if what is made of them is
-                for file in files:
-                    path = (had | new)[file.name]
-                    known = file.also_sha256 if path.name == file.also else file.sha256
-                    if known and (digest := sha256(path)) != known:
+                for file in found.files:
+                    path = folder / file.name
+                    if file.sha256 and (digest := sha256(path)) != file.sha256:
                         raise DataError(
-                            f"{str(path)!r} is not the official file: its SHA-256 is {digest[:16]}…, not {known[:16]}…"
+                            f"{str(path)!r} is not the official file: its SHA-256 is {digest[:16]}…, not "
+                            f"{file.sha256[:16]}…"
                         )
-            made = found.convert(had | new, splits)
+            made = found.convert(had | new)
             if found.digest and (digest := store.digest(made)) != found.digest:
                 raise DataError(
                     f"what is made of them has the SHA-256 {digest[:16]}…, not {found.digest[:16]}…"
                 )
         except (DataError, *DAMAGED) as error:
-            if splits is not None:
-                raise HubError(f"{found.hub!r} of the hub: {one_line(error, 600)}") from None
             for path in new.values():
                 remove(path)
             delete = f"delete {', '.join(repr(str(path)) for path in had.values())} and "

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedspan.data.sets import DataSet, Files, Splits
+from fedspan.data.sets import DataSet, Files
 from fedspan.data.store import Contents, File
 
 FEATURES = 123
 FROM = "https://raw.githubusercontent.com/VinceShieh/Spark-AdaOptimizer/03a3f4ac1fc83c4ce724ddc3b1ccfe78e1f66341/data/"
 
 
-def convert(files: Files, _: Splits | None) -> Contents:
+def convert(files: Files) -> Contents:
     """Each row as bits; labels are 0 and 1."""
     rows = [line.split() for line in files["libsvm/a9a"].read_text("ascii").splitlines()]
     x = np.zeros((len(rows), FEATURES), np.uint8)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import csv
 
-from fedspan.data.sets import REINSTALL, DataSet, Files, Splits
+from fedspan.data.sets import REINSTALL, DataSet, Files
 from fedspan.data.store import Contents, files_of
 
 LICENCE, PAGE = "CC BY 4.0", "https://github.com/PolyAI-LDN/task-specific-datasets"
 FROM = "https://raw.githubusercontent.com/PolyAI-LDN/task-specific-datasets/57ec275d8078af65b7731c2a98be812d844a6d6b/"
 
 
-def convert(files: Files, hub: Splits | None) -> Contents:
-    """Rows of the official .csv files, or of the hub, whose labels have another order."""
+def convert(files: Files) -> Contents:
+    """Rows of the official .csv files."""
     found = {}
     for part in ("train", "test"):
-        if hub is None:
-            with files[f"banking77/{part}.csv"].open(encoding="utf-8", newline="") as file:
-                found[part] = [(row["text"], row["category"]) for row in csv.DictReader(file)]
-        else:
-            intents = [hub[part]["label_names"][label] for label in hub[part]["label"]]
-            found[part] = list(zip(hub[part]["text"], intents, strict=True))
+        with files[f"banking77/{part}.csv"].open(encoding="utf-8", newline="") as file:
+            found[part] = [(row["text"], row["category"]) for row in csv.DictReader(file)]
     known = sorted({intent for rows in found.values() for _, intent in rows})
     return {
         f"text/banking77_{part}.jsonl.gz": [
@@ -47,7 +43,6 @@ SETS = (
             },
         ),
         convert=convert,
-        hub="PolyAI/banking77@refs/convert/parquet",
         digest="438503d64c3eb6d89e83b080536abb3d284543855d265df859e66eb30c1ddcce",
     ),
     DataSet(

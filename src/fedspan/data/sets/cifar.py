@@ -1,30 +1,48 @@
-"""CIFAR-10, and CIFAR-100 with its 100 fine classes, from the official archives in their Python or binary form.
+"""CIFAR-10, and CIFAR-100 with its 100 fine classes, from the official binary archives.
 
-`cifar100_mini` is cut from CIFAR-100 when it is read.
+A record is the labels, a byte each, and the pixels color by color. `cifar100_mini` is cut from CIFAR-100 when it is
+read.
 """
 
 from __future__ import annotations
 
-from fedspan.data.archives import cifar, hub_images
-from fedspan.data.sets import DataSet, Files, Splits
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedspan.data.archives import members
+from fedspan.data.columns import Columns
+from fedspan.data.sets import DataSet, Files
 from fedspan.data.store import Contents, File
 
 LICENCE, PAGE = "none stated", "https://www.cs.toronto.edu/~kriz/cifar.html"
 FROM = "https://www.cs.toronto.edu/~kriz/"
+PIXELS = 3 * 32 * 32
 
 
-def cifar10(files: Files, _: Splits | None) -> Contents:
+def _images(files: Files, parts: Mapping[str, Sequence[str]], labels: int) -> Columns:
+    """Return images and labels; the last label of a record is that of the finest class."""
+    (archive,) = files.values()
+    found = {path.name: data for path, data in members(archive, "*.bin").items()}
+    arrays: Columns = {}
+    for part, names in parts.items():
+        data = b"".join(found[f"{name}.bin"] for name in names)
+        rows = np.frombuffer(data, np.uint8).reshape(-1, labels + PIXELS)
+        images = rows[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        arrays[f"{part}_x"] = np.ascontiguousarray(images)
+        arrays[f"{part}_y"] = rows[:, labels - 1].copy()
+    return arrays
+
+
+def cifar10(files: Files) -> Contents:
     """Images and labels of the archive."""
-    (archive,) = files.values()
-    return {"cifar10.npz": cifar(archive, "cifar-10")}
+    parts = {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]}
+    return {"cifar10.npz": _images(files, parts, labels=1)}
 
 
-def cifar100(files: Files, hub: Splits | None) -> Contents:
-    """Images and fine labels of the archive, or of the hub."""
-    if hub is not None:
-        return {"cifar100.npz": hub_images(hub, "img", "fine_label")}
-    (archive,) = files.values()
-    return {"cifar100.npz": cifar(archive, "cifar-100")}
+def cifar100(files: Files) -> Contents:
+    """Images and fine labels of the archive."""
+    return {"cifar100.npz": _images(files, {"train": ["train"], "test": ["test"]}, labels=2)}
 
 
 SETS = (
@@ -37,12 +55,10 @@ SETS = (
         made=("cifar10.npz",),
         files=(
             File(
-                "cifar-10-python.tar.gz",
-                (f"{FROM}cifar-10-python.tar.gz",),
-                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
-                170498071,
                 "cifar-10-binary.tar.gz",
+                (f"{FROM}cifar-10-binary.tar.gz",),
                 "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                170052171,
             ),
         ),
         convert=cifar10,
@@ -56,16 +72,13 @@ SETS = (
         made=("cifar100.npz",),
         files=(
             File(
-                "cifar-100-python.tar.gz",
-                (f"{FROM}cifar-100-python.tar.gz",),
-                "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
-                169001437,
                 "cifar-100-binary.tar.gz",
+                (f"{FROM}cifar-100-binary.tar.gz",),
                 "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+                168513733,
             ),
         ),
         convert=cifar100,
-        hub="uoft-cs/cifar100",
         digest="5e6f4110b14aa60ebe656fa7311a2117d3e22373ea83699760139e59d778f4eb",
     ),
     DataSet(

@@ -8,17 +8,15 @@ from __future__ import annotations
 import numpy as np
 
 from fedspan.core.errors import DataError
-from fedspan.data.archives import hub_images, idx
+from fedspan.data.archives import idx
 from fedspan.data.columns import Columns
-from fedspan.data.sets import DataSet, Files, Splits
+from fedspan.data.sets import DataSet, Files
 from fedspan.data.store import Contents, files_of
 
 WRITER = 2  # the column of the extended labels
 
 
-def _images(folder: str, files: Files, hub: Splits | None) -> Columns:
-    if hub is not None:
-        return hub_images(hub, "image", "label")
+def _images(folder: str, files: Files) -> Columns:
     arrays = {}
     for part, name in (("train", "train"), ("test", "t10k")):
         arrays[f"{part}_x"] = idx(files[f"{folder}/{name}-images-idx3-ubyte.gz"])
@@ -26,9 +24,9 @@ def _images(folder: str, files: Files, hub: Splits | None) -> Columns:
     return arrays
 
 
-def mnist(files: Files, hub: Splits | None) -> Contents:
+def mnist(files: Files) -> Contents:
     """Images and labels of MNIST, writers of QMNIST."""
-    arrays = _images("mnist", files, hub)
+    arrays = _images("mnist", files)
     for part in ("train", "test"):
         y = arrays[f"{part}_y"]
         extended = idx(files[f"mnist/qmnist-{part}-labels-idx2-int.gz"])
@@ -40,9 +38,9 @@ def mnist(files: Files, hub: Splits | None) -> Contents:
     return {"mnist_by_writer.npz": arrays}
 
 
-def fashion_mnist(files: Files, hub: Splits | None) -> Contents:
+def fashion_mnist(files: Files) -> Contents:
     """Images and labels of Fashion-MNIST."""
-    return {"fashion_mnist.npz": _images("fashion-mnist", files, hub)}
+    return {"fashion_mnist.npz": _images("fashion-mnist", files)}
 
 
 OF_MNIST = files_of(
@@ -90,8 +88,6 @@ SETS = (
         made=("mnist_by_writer.npz",),
         files=OF_MNIST + OF_QMNIST,
         convert=mnist,
-        hub="ylecun/mnist",
-        beside_hub=OF_QMNIST,
         digest="bfb77e023218b1c21fc45e6ba1a21a76d2bbc608ab67f402259aadc77a7ece17",
     ),
     DataSet(
@@ -103,7 +99,6 @@ SETS = (
         made=("fashion_mnist.npz",),
         files=OF_FASHION_MNIST,
         convert=fashion_mnist,
-        hub="zalando-datasets/fashion_mnist",
         digest="f012f75c697a54aaa9b3635f032b8468d2f95e067e669582cde71b7b6ecceb92",
     ),
 )

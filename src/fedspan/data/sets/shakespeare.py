@@ -10,7 +10,7 @@ import re
 
 from fedspan.core.errors import DataError
 from fedspan.data.archives import members
-from fedspan.data.sets import REINSTALL, DataSet, Files, Splits
+from fedspan.data.sets import REINSTALL, DataSet, Files
 from fedspan.data.store import Contents, File
 
 SCRAPER = "https://github.com/ravexina/shakespeare-plays-dataset-scraper"
@@ -22,9 +22,9 @@ DIRECTION = re.compile(
 )
 
 
-def convert(files: Files, _: Splits | None) -> Contents:
+def convert(files: Files) -> Contents:
     """One row per role of every play, in the order of the plays' names and of the roles' first words."""
-    found = members(files[FILE], lambda path: path.parent.name == "shakespeare-db")
+    found = members(files[FILE], "shakespeare-db/*")
     plays = {path.stem: data.decode() for path, data in found.items()}
     rows = [
         {"client": f"{play}|{role}", "play": play, "role": role, "text": "\n".join(said)}
