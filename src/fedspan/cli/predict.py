@@ -23,13 +23,7 @@ def command(
         round_: The round whose model to use, if `Checkpoint` has kept it.
     """
     from fedspan.core.terminal import say
-    from fedspan.data import columns
     from fedspan.engine.result import load
 
-    predictor = load(directory, round=round_).predictor
-    unknown = {} if predictor.schema is None else predictor.schema.unknown(columns.read(file))
-    for name, found in unknown.items():
-        shown = ", ".join(map(repr, found[:5])) + (", …" if len(found) > 5 else "")
-        say(f"column {name!r} has categories that training did not have: {shown}")
-    count = predictor.write(file, out, client)
+    count = load(directory, round=round_).predictor.write(file, out, client)
     say(f"{count:,} predictions are in {out}")

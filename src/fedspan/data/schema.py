@@ -40,9 +40,6 @@ class Features:
         features: The columns to use, also if they look like ids; by default all that can be used.
         ignore: Columns to leave out.
         categories: Columns of whole numbers that are codes and no amounts, or of many different texts.
-        missing: What an empty cell becomes: "mean" is the mean and a further feature that says so; "refuse" refuses it.
-        encode: How a category is encoded: "onehot" has a feature for each category; "index" has one, with a number from
-            1 for each and 0 for an unknown one, for a model with an embedding.
         standardize: "pooled" gives numbers the mean 0 and the deviation 1 over all clients' rows. "client" does it over
             each client's own rows for its own training and tests, and takes the pooled ones elsewhere. "none" leaves
             numbers as they are.
@@ -51,8 +48,6 @@ class Features:
     features: tuple[str, ...] | None = None  # the columns to use; by default all that can be used
     ignore: tuple[str, ...] = ()  # columns to leave out
     categories: tuple[str, ...] = ()  # columns of codes, such as the number of a ward
-    missing: Literal["mean", "refuse"] = "mean"  # what an empty cell becomes
-    encode: Literal["onehot", "index"] = "onehot"  # how a category is encoded
     standardize: Literal["pooled", "client", "none"] = (
         "pooled"  # mean 0, deviation 1 over whose rows
     )
@@ -81,8 +76,6 @@ class Schema:
     """What the columns of all clients' tables are, and the features that they become."""
 
     columns: tuple[Column, ...]
-    encode: str = "onehot"
-    missing: str = "mean"
     standardize: str = "pooled"
     others: tuple[str, ...] = ()  # columns that are no features: the target, the client's name
 
@@ -96,7 +89,7 @@ class Schema:
         """The name of each feature, in order."""
         found = []
         for column in self.used:
-            if column.kind == "category" and self.encode == "onehot":
+            if column.kind == "category":
                 found += [f"{column.name}={text or '(empty)'}" for text in column.categories]
             elif column.kind == "date":
                 found += [f"{column.name}.{part}" for part in PARTS]
@@ -129,9 +122,7 @@ class Schema:
                 empty = np.equal(text, "")
                 known = {name: place for place, name in enumerate(column.categories)}
                 place = np.array([known.get(one, -1) for one in text.tolist()], np.int64)[:, None]
-                values = place + 1
-                if self.encode == "onehot":
-                    values = place == np.arange(len(known))
+                values = place == np.arange(len(known))
             else:
                 values = numbers(cells[column.name], column, who)
                 empty = np.isnan(values).any(1)
@@ -139,23 +130,8 @@ class Schema:
                 values = np.where(empty[:, None], mean, values)
                 if column.numbers and self.standardize != "none":
                     values = (values - mean) / deviation
-            if self.missing == "refuse" and empty.any():
-                raise DataError(
-                    f"{who}: column {column.name!r} is empty in row {first_row(empty)}; fill it, or set `missing` to "
-                    '"mean"'
-                )
             parts += [values, empty[:, None]] if column.gaps else [values]
         return np.concatenate(parts, 1, dtype=np.float64)
-
-    def unknown(self, table: Table) -> dict[str, list[str]]:
-        """Return the texts of each column that no client had in training; they are encoded as no category."""
-        found = {}
-        for column in self.used:
-            if column.kind == "category" and column.name in table:
-                new = {*texts(np.asarray(table[column.name])).tolist()} - {*column.categories, ""}
-                if new:
-                    found[column.name] = sorted(new)
-        return found
 
     def lines(self) -> list[str]:
         """Return what is used, encoded and left out, in a few lines."""
@@ -166,7 +142,7 @@ class Schema:
             "number": f"numbers{scaled}",
             "boolean": "yes or no",
             "date": f"dates, as {', '.join(PARTS)}{scaled}",
-            "category": f"categories, by {self.encode}",
+            "category": "categories",
         }.items():
             names = [
                 f"{column.name} ({len(column.categories)})" if column.categories else column.name
@@ -302,7 +278,7 @@ def agree(told: Mapping[str, Facts], asked: Features, others: Sequence[str] = ()
             f"no column can be used as a feature ({why}); name those to use in `features`"
         )
     others = (*others, *asked.ignore)
-    return Schema(columns, asked.encode, asked.missing, asked.standardize, others)
+    return Schema(columns, asked.standardize, others)
 
 
 def _decided(name: str, told: Mapping[str, Facts], asked: Features) -> Column:
@@ -319,12 +295,7 @@ def _decided(name: str, told: Mapping[str, Facts], asked: Features) -> Column:
     facts = {who: all_facts[name] for who, all_facts in told.items()}
     if any(fact["type"] == "array" for fact in facts.values()):
         return unused("has more than one value per row")
-    gaps = [who for who, fact in facts.items() if fact["gaps"]]
-    if asked.missing == "refuse" and gaps:
-        raise DataError(
-            f"{gaps[0]} has {facts[gaps[0]]['gaps']} empty cells in column {name!r}; fill them, or set `missing` to "
-            '"mean"'
-        )
+    gaps = any(fact["gaps"] for fact in facts.values())
     whose = {fact["type"]: who for who, fact in reversed(facts.items()) if fact["type"] != "empty"}
     known = [fact for fact in facts.values() if fact["type"] != "empty"]
     if not known:
@@ -353,7 +324,7 @@ def _decided(name: str, told: Mapping[str, Facts], asked: Features) -> Column:
         if len(single) == 1 and None not in single and not gaps:
             return unused(f"is {single.pop()!r} in all rows")
     if kind != "text":
-        return Column(name, kind, gaps=bool(gaps))
+        return Column(name, kind, gaps=gaps)
     found = {text for fact in known for text in fact.get("texts", ())}
     count = max([len(found), *(fact["distinct"] for fact in known if not fact.get("texts"))])
     if count > MOST_CATEGORIES and name not in asked.categories:

@@ -229,7 +229,7 @@ class Pipeline(nn.Module):
             x = cells[:, place : place + 1]
             if column.kind == "category":
                 places = torch.arange(len(column.categories), device=x.device)
-                yield x + 1 if self.schema.encode == "index" else (x == places).to(x.dtype)
+                yield (x == places).to(x.dtype)
                 continue
             empty, number = torch.isnan(x), column.kind == "number"
             filler = column.mean[0] if number else 0.0
