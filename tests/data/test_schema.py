@@ -18,7 +18,10 @@ from fedspan.data.schema import (
     agreed,
     describe,
     scaled,
+    shared,
+    summed,
     sums,
+    tally,
     with_scale,
 )
 from support.patients import TABLES
@@ -36,7 +39,7 @@ def test_every_column_is_used_or_left_out_with_a_reason():
     why = {column.name: column.why for column in schema.columns if column.why}
     assert "id" in why["id"]
     assert "one value per client" in why["hospital"]
-    assert "'1" in why["one"]
+    assert "one value in all rows" in why["one"]
     said = "\n".join(schema.lines())
     assert all(name in said for name in TABLES["h0"])
     expected = [
@@ -68,15 +71,15 @@ def test_agreed_means_and_deviations_are_those_of_all_rows_together():
 
 def test_sums_alone_give_the_same_schema_in_any_grouping():
     told = {who: describe(table, ASKED) for who, table in TABLES.items()}
-    schema = agree(json.loads(json.dumps(told)), ASKED)  # as it travels
+    told = json.loads(json.dumps(told))  # as it travels
+    columns = shared(told, ASKED)
+    others = [*TABLES.values()][::-1]
+    counts = summed(tally(table, columns, ASKED) for table in others)
+    schema = agree(told, counts, ASKED)
     for about in (False, True):
-        parts = [sums(schema, table, who, about) for who, table in TABLES.items()]
-        schema = scaled(schema, parts[2] + (parts[1] + parts[0]), about)
-    whole = agreed(TABLES, ASKED)
-    assert [c.kind for c in schema.columns] == [c.kind for c in whole.columns]
-    assert np.allclose(
-        schema.features(TABLES["h0"]), whole.features(TABLES["h0"]), rtol=0, atol=1e-9
-    )
+        parts = [sums(schema, table, "a table", about) for table in others]
+        schema = scaled(schema, summed(parts), about)
+    assert schema == agreed(TABLES, ASKED)
 
 
 def test_the_order_of_columns_and_saving_change_nothing():
@@ -133,7 +136,7 @@ def test_a_client_with_a_few_of_the_values_decides_nothing_alone():
         ({"age": "old"}, {}, "'age' is numbers at h0 and text at h1"),
         ({}, {"features": ("agee",)}, "h0 has no column 'agee' (did you mean 'age'?)"),
         ({}, {"features": ("hospital",)}, None),
-        ({}, {"features": ("note",)}, "'note' of `features` has 141 different texts"),
+        ({}, {"features": ("note",)}, "'note' of `features` has more than 100 different texts"),
         ({}, {"features": ("note",), "categories": ("note",)}, None),
         ({}, {"features": ("id",)}, None),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -133,3 +135,42 @@ def test_mistakes_are_one_line(arguments, said):
         tables(**arguments)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encode", ["onehot", "index"])
+def test_a_pipeline_is_exported_and_takes_gaps_and_any_number_of_rows(encode):
+    more = {who: t.assign(sort=np.where(np.arange(len(t)) % 3, "a", "")) for who, t in ILL.items()}
+    data = tables(more, "ill", ignore=["seen"], encode=encode)
+    found = trained(data)
+    table = more["h2"]
+    cells = []
+    for column in data.schema.used:
+        places = {name: n for n, name in enumerate(column.categories)} | {"": np.nan}
+        known = (
+            places
+            if column.kind == "category"
+            else {"yes": 1.0, "no": 0.0, "": np.nan, "?": np.nan}
+        )
+        cells.append([known.get(cell, cell) for cell in table[column.name]])
+    x = torch.tensor(np.column_stack(cells).astype(float))
+    assert torch.isnan(x).any(0).sum() >= 3  # of a number, a boolean and a category
+    exported = torch.export.export(
+        found.pipeline().eval(), (x[:2],), dynamic_shapes=({0: torch.export.Dim("rows")},)
+    )
+    p = exported.module()(x)
+    assert np.allclose(p.detach(), found.predict_proba(table), atol=1e-6)
+
+
+def test_a_category_that_training_did_not_have_is_told_once():
+    data = tables(ILL, "ill", ignore=["seen"])
+    found = trained(data)
+    table = ILL["h2"].assign(sex="X")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        found.predict(ILL["h2"])
+        assert not caught
+        for _ in range(2):
+            found.predict(table)
+            found.predict_proba(table)
+    (one,) = caught
+    assert str(one.message) == "column 'sex' has categories that training did not have: 'X'"

@@ -90,7 +90,7 @@ def both(tmp_path: Path, **others: Any) -> tuple[Any, Any, Sites]:
 def test_sites_give_the_simulators_numbers(tmp_path):
     here, there, grid = both(tmp_path)
     assert grid.statuses.count("describe") == 3
-    assert grid.statuses.count("sums") == 6
+    assert grid.statuses.count("sums") == 9
     for name in ("clients_auroc", "clients_accuracy", "worst_auroc", "clients_loss"):
         assert there.history[-1][name] == pytest.approx(here.history[-1][name], rel=1e-5)
     assert [row["client"] for row in there.per_client if row["round"] == 4] == ["h0", "h1", "h2"]
@@ -100,8 +100,8 @@ def test_sites_give_the_simulators_numbers(tmp_path):
     a, b = (json.loads((tmp_path / one / "model.json").read_text()) for one in ("here", "there"))
     for one, other in zip(a["schema"]["columns"], b["schema"]["columns"], strict=True):
         assert one["kind"] == other["kind"]
-        assert one["mean"] == pytest.approx(other["mean"], rel=1e-12)
-        assert one["deviation"] == pytest.approx(other["deviation"], rel=1e-12)
+        assert one["mean"] == other["mean"]
+        assert one["deviation"] == other["deviation"]
     assert a["classes"] == b["classes"]
 
 
@@ -211,10 +211,7 @@ def test_a_node_without_its_file_is_named(own, said, tmp_path):
     assert not (tmp_path / "out" / "history.jsonl").exists()
 
 
-def test_privacy_and_an_unknown_number_of_clients_are_refused(tmp_path):
-    spec = spec_of(tmp_path, privacy={"secure": True}, eval_clients_every=None)
-    with pytest.raises(FedspanError, match="without noise and in the open"):
-        serve(spec, Sites(spec, tmp_path, tmp_path / "s"), tmp_path / "out", backup=False)
+def test_noise_and_an_unknown_number_of_clients_are_refused(tmp_path):
     table = spec_of(tmp_path).table()
     table["task"]["partition"] = {"name": "natural"}
     spec = Spec.from_table(table)
@@ -226,16 +223,13 @@ def test_hostile_answers_are_refused(tmp_path):
     from fedspan.remote.sites import to_text
 
     spec = spec_of(tmp_path)
-    honest = {"examples": 5, "classes": [], "others": [], "counts": {}}
-    column = {
-        "rows": 5, "gaps": 0, "distinct": 2, "whole": False, "binary": False, "same": None, "type": "text",
-    }  # fmt: skip
+    honest = {"examples": 5, "classes": [], "others": []}
     for lie in (
         {"examples": -3},
         [],
         honest | {"facts": {"age": 3}},
-        honest | {"facts": {"age": column}},  # a text without its counts
-        honest | {"facts": {"age": column | {"type": "stranger"}}},
+        honest | {"facts": {"age": {"type": "text"}}},
+        honest | {"facts": {"age": {"type": "stranger", "texts": []}}},
     ):
 
         class Lying(Sites):
@@ -321,3 +315,39 @@ def test_events_log_and_audit_call_a_site_by_its_name(tmp_path, caplog, capsys):
     assert "round 1: client 'h1': no reply in time" in told
     with pytest.raises(FedspanError, match=r"`--client` '1' is not one of the clients: h0, h1, h2"):
         audit.command(tmp_path / "out", client="1")
+
+
+def test_a_name_in_use_is_refused_to_another_client(tmp_path, caplog):
+    class Twice(Sites):
+        def answer(self, message: Message) -> Message | None:
+            found = super().answer(message)
+            if (
+                found is not None
+                and message.metadata.dst_node_id == 102
+                and self.statuses[-1] == "query"
+            ):
+                found.content["identity"]["name"] = "h1"
+            return found
+
+    spec = spec_of(tmp_path)
+    with pytest.raises(FedspanError, match=r"client 2 has not answered .*not connected"):
+        serve(spec, Twice(spec, tmp_path, tmp_path / "s"), tmp_path / "out")
+    told = [one.getMessage() for one in caplog.records if "ignores a node" in one.getMessage()]
+    assert told == [
+        "fedspan ignores a node: client 2 is to be called 'h1', which is the name of client 1; give its node another "
+        "client-id"
+    ]
+
+
+def test_the_roster_shows_names_beside_numbers(tmp_path, capsys):
+    from fedspan.cli import roster
+
+    spec = spec_of(tmp_path, rounds=2)
+    serve(spec, Sites(spec, tmp_path, tmp_path / "s"), tmp_path / "out", bind_clients=True)
+    roster.command(tmp_path / "out")
+    assert capsys.readouterr().out.splitlines() == [
+        f"client {i}  h{i}  node {100 + i}" for i in range(3)
+    ]
+    (tmp_path / "out" / "audit.jsonl").unlink()
+    roster.command(tmp_path / "out")
+    assert capsys.readouterr().out.splitlines()[0] == "client 0  node 100"

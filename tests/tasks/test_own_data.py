@@ -279,7 +279,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "texts": (
         broken(split=[f"note {n}" for n in range(120)]) | {"kind": np.array(["a", "b"] * 60)},
         {"features": ["age", "split"], "test_share": 0.0},
-        "'split' of `features` has 120 different texts; name it in `categories`",
+        "'split' of `features` has more than 100 different texts; name it in `categories`",
     ),
     "float labels": (
         rows(),

@@ -15,6 +15,8 @@ def command(run_dir: Path, forget: int | None = None) -> None:
         forget: Free this client's number for another node, as after a new key.
     """
     from fedspan.core.errors import SpecError
+    from fedspan.engine.audit import Trail
+    from fedspan.engine.provenance import AUDIT
     from fedspan.remote.roster import ROSTER, Roster
 
     path = run_dir / ROSTER
@@ -29,5 +31,9 @@ def command(run_dir: Path, forget: int | None = None) -> None:
             f"client {forget} belonged to node {roster.forget(forget)}; the next node that uses it gets it"
         )
         return
+    trail = Trail(run_dir / AUDIT)
+    if trail.path.exists():
+        trail.read()
     for client, node in sorted(roster.nodes.items()):
-        typer.echo(f"client {client}  node {node}")
+        name = f"  {trail.names[client]}" if trail.names is not None else ""
+        typer.echo(f"client {client}{name}  node {node}")

@@ -61,8 +61,8 @@ class Task(ABC):
             found["batches"] = problem.batches_of(client)
         return found
 
-    def sums(self, client: int, seed: int, schema: Mapping[str, Any], about: bool) -> list[float]:
-        """A client's counts and sums of the numbers in its tables, or those of squares about the means of a schema."""
+    def sums(self, client: int, seed: int, asked: Mapping[str, Any]) -> list[float]:
+        """What a client's table adds to the sums over clients that are asked for."""
         raise SpecError(f"the task {type(self).__name__} has no tables")
 
     @property

@@ -1,17 +1,20 @@
 """Features of tables: what each column is, agreed by all clients without pooling their rows.
 
-     1  every client describes its columns: type, gaps, how many values differ, texts and their counts    `describe`
-     2  the server decides what each column is, and which are left out and why                           `agree`
-     3  every client sends counts and sums, then squares about the common mean                           `sums`
-     4  the server has the mean and standard deviation of all rows                                        `scaled`
+     1  every client describes its columns: types, and the texts of categories                    `describe`
+     2  every client counts the cells of its columns: gaps, values that repeat, and so on         `tally`
+     3  the server decides what each column is, and which are left out and why                    `agree`
+     4  every client sends counts and sums, then squares about the common mean                    `sums`
+     5  the server has the mean and standard deviation of all rows                                `scaled`
 
 A `Schema` then turns a client's columns, or new rows, into a matrix of features. It is plain values, saved as JSON.
-The steps are the same in one process and across machines. Steps 3 and 4 use sums over clients alone.
+The steps are the same in one process and across machines. Of steps 2 and 4 the server uses sums over clients alone, so
+that secure sums can hide what each client sends.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,17 +22,25 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedspan.core.digest import digest
 from fedspan.core.errors import DataError
 from fedspan.data.columns import MISSING, Array, column_of, first_row, is_number
 
 Table = Mapping[str, Any]  # columns by name
 Floats = npt.NDArray[np.float64]
-Facts = dict[str, dict[str, Any]]  # what a client tells of each column
+Facts = dict[str, dict[str, Any]]  # type and texts of each of a client's columns
 Kind = Literal["number", "boolean", "category", "date", "unused"]
 TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
 MOST_CATEGORIES = 100  # different texts of a column above which it is not encoded by itself
 FEW_ROWS = 20  # rows below which all-different values say nothing
 PARTS = ("year", "month", "day", "weekday", "hour")  # of a date
+TALLIED = (
+    "rows", "gaps",
+    "repeats",  # cells with a value that an earlier cell has
+    "fractions", "others",  # numbers that are not whole, and that are neither 0 nor 1
+    "several", "hash", "square",  # clients with several values, else a hash of their one value and its square
+)  # fmt: skip
+SUMMABLE = (1e-118, 1e47)  # sizes of a sum that secure sums add without rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,12 +218,12 @@ def numbers(cells: Array, column: Column, who: str) -> Floats:
 def describe(
     table: Table, asked: Features, others: Iterable[str] = (), who: str = "the table"
 ) -> Facts:
-    """Return what a client tells of its columns: type, rows, gaps, how many values differ, texts with their counts."""
+    """Return the type of each of a client's columns, and the texts of those that have up to `MOST_CATEGORIES`."""
     facts: Facts = {}
     for name in (name for name in table if name not in {*others, *asked.ignore}):
         cells = np.asarray(table[name])
         if cells.ndim != 1:
-            facts[name] = {"rows": len(cells), "type": "array"}
+            facts[name] = {"type": "array", "texts": None}
             continue
         coded = name in asked.categories
         kind, filled = _typed(cells, coded)
@@ -225,22 +236,44 @@ def describe(
                     f"{who}: column {name!r} has numbers but {word!r} in row {row}; correct it, or name the column in "
                     "`categories` or `ignore`"
                 )
-        values, counts = np.unique(filled, return_counts=True)
-        number = kind == "number"
-        facts[name] = {
-            "rows": len(cells),
-            "type": kind,
-            "gaps": len(cells) - len(filled),
-            "distinct": len(values),
-            "whole": number and bool((values == np.round(values)).all()),
-            "binary": number and bool(np.isin(values, (0, 1)).all()),
-            "same": str(values[0]) if len(values) == 1 else None,
-        }
-        if kind in ("text", "boolean"):
-            listed = coded or len(values) <= MOST_CATEGORIES
-            pairs = zip(map(str, values), counts.tolist(), strict=True)
-            facts[name]["texts"] = dict(pairs) if listed else {}
+        words = [*map(str, np.unique(filled))] if kind in ("text", "boolean") else []
+        listed = coded or len(words) <= MOST_CATEGORIES
+        facts[name] = {"type": kind, "texts": words if listed else None}
     return facts
+
+
+def shared(told: Mapping[str, Facts], asked: Features) -> list[str]:
+    """Return the columns that may become features: all clients have them, with one value per row."""
+    first, *_ = told.values()
+    return [
+        name
+        for name in asked.features or first
+        if all(name in facts and facts[name]["type"] != "array" for facts in told.values())
+    ]
+
+
+def tally(table: Table, names: Sequence[str], asked: Features, who: str = "the table") -> Floats:
+    """Return a client's counts of some columns, in the order of `TALLIED`: whole numbers that are summed over clients.
+
+    With k Σ h² = (Σ h)² over k clients with one value each, whose hashes are h, all of them have the same value.
+    """
+    found = []
+    for name in names:
+        cells = column_of(table, name, who, "the model needs it")
+        kind, filled = _typed(cells, name in asked.categories)
+        read = filled if kind == "number" else np.zeros(0)
+        values = np.unique(filled)
+        hashed = int(digest(texts(values)[0], size=2), 16) if len(values) == 1 else 0
+        found += [
+            len(cells), len(cells) - len(filled), len(filled) - len(values), (read != np.round(read)).sum(),
+            (~np.isin(read, (0, 1))).sum(), len(values) > 1, hashed, hashed**2,
+        ]  # fmt: skip
+    return np.array(found, np.float64)
+
+
+def summed(parts: Iterable[Iterable[float]]) -> Floats:
+    """Return the sums of what clients send, rounded once: they are the same in any order, and under secure sums."""
+    return np.array([math.fsum(column) for column in zip(*parts, strict=True)])
 
 
 def _typed(cells: Array, coded: bool) -> tuple[str, Array]:
@@ -264,14 +297,24 @@ def _typed(cells: Array, coded: bool) -> tuple[str, Array]:
     return ("date" if dates else "text"), filled
 
 
-def agree(told: Mapping[str, Facts], asked: Features, others: Sequence[str] = ()) -> Schema:
-    """Return what each column is, from what all clients tell, by their names; sums are still missing."""
+def agree(
+    told: Mapping[str, Facts], counts: Floats, asked: Features, others: Sequence[str] = ()
+) -> Schema:
+    """Return what each column is; sums are still missing.
+
+    Args:
+        told: What each client describes.
+        counts: The sum of all clients' `tally` of the columns that are `shared`.
+        asked: How columns become features.
+        others: Columns that are no features.
+    """
     named = asked.features or ()
     for name in (*named, *asked.categories):
         for client, facts in told.items():
             column_of(facts, name, client, "`features` or `categories` name it")
     everywhere = dict.fromkeys([*named, *(name for facts in told.values() for name in facts)])
-    columns = tuple(_decided(name, told, asked) for name in everywhere)
+    of_columns = dict(zip(shared(told, asked), counts.reshape(-1, len(TALLIED)), strict=True))
+    columns = tuple(_decided(name, told, of_columns.get(name), asked) for name in everywhere)
     if all(column.kind == "unused" for column in columns):
         why = "; ".join(f"{column.name}: {column.why}" for column in columns)
         raise DataError(
@@ -281,8 +324,10 @@ def agree(told: Mapping[str, Facts], asked: Features, others: Sequence[str] = ()
     return Schema(columns, asked.standardize, others)
 
 
-def _decided(name: str, told: Mapping[str, Facts], asked: Features) -> Column:
-    """Return what a column is, from what every client tells of it."""
+def _decided(
+    name: str, told: Mapping[str, Facts], counts: Floats | None, asked: Features
+) -> Column:
+    """Return what a column is, from the types and texts of every client and the sum of their counts."""
 
     def unused(why: str) -> Column:
         return Column(name, "unused", why)
@@ -292,16 +337,16 @@ def _decided(name: str, told: Mapping[str, Facts], asked: Features) -> Column:
     for who, all_facts in told.items():
         if name not in all_facts:
             return unused(f"{who} has no such column")
-    facts = {who: all_facts[name] for who, all_facts in told.items()}
-    if any(fact["type"] == "array" for fact in facts.values()):
+    if counts is None:
         return unused("has more than one value per row")
-    gaps = any(fact["gaps"] for fact in facts.values())
+    rows, gaps, repeats, fractions, others, several, hashes, squares = counts.tolist()
+    facts = {who: all_facts[name] for who, all_facts in told.items()}
     whose = {fact["type"]: who for who, fact in reversed(facts.items()) if fact["type"] != "empty"}
     known = [fact for fact in facts.values() if fact["type"] != "empty"]
     if not known:
         return unused("all cells are empty")
     if whose.keys() <= {"boolean", "number"}:  # where all numbers are 0 and 1
-        if all(fact["binary"] for fact in known if fact["type"] == "number"):
+        if not others:
             whose = {"boolean": ""}
     elif whose.keys() == {"boolean", "text"}:  # a client with a few texts alone
         del whose["boolean"]
@@ -312,28 +357,28 @@ def _decided(name: str, told: Mapping[str, Facts], asked: Features) -> Column:
             "`categories` or `ignore`"
         )
     (kind,) = whose
+    found = {text for fact in known for text in fact["texts"] or ()}
     given = name in asked.categories or name in (asked.features or ())
     if not given:
-        single = {fact["same"] for fact in known}
-        if len(known) > 1 and None not in single and len(single) == len(known):
-            return unused("one value per client, different at each")
-        differ = all(fact["distinct"] == fact["rows"] - fact["gaps"] for fact in known)
-        ids = kind == "text" or all(fact["whole"] for fact in known)
-        if ids and differ and sum(fact["rows"] for fact in facts.values()) >= FEW_ROWS:
+        same = not several and len(known) * squares == hashes**2
+        possible = {"boolean": 2, "text": len(found)}.get(kind, len(known))
+        if not several and not same and possible == len(known):
+            return unused("one value per client")
+        ids = kind in ("text", "number") and not fractions
+        if ids and not repeats and rows >= FEW_ROWS:
             return unused("all values differ, as in an id; name it in `features` to use it")
-        if len(single) == 1 and None not in single and not gaps:
-            return unused(f"is {single.pop()!r} in all rows")
+        if same and not gaps:
+            return unused("one value in all rows")
     if kind != "text":
-        return Column(name, kind, gaps=gaps)
-    found = {text for fact in known for text in fact.get("texts", ())}
-    count = max([len(found), *(fact["distinct"] for fact in known if not fact.get("texts"))])
-    if count > MOST_CATEGORIES and name not in asked.categories:
+        return Column(name, kind, gaps=gaps > 0)
+    many = any(fact["texts"] is None for fact in known) or len(found) > MOST_CATEGORIES
+    if many and name not in asked.categories:
+        count = f"more than {MOST_CATEGORIES} different texts"
         if given:
             raise DataError(
-                f"column {name!r} of `features` has {count} different texts; name it in `categories` too to encode "
-                "them"
+                f"column {name!r} of `features` has {count}; name it in `categories` too to encode them"
             )
-        return unused(f"{count} different texts; name it in `categories` to encode them")
+        return unused(f"{count}; name it in `categories` to encode them")
     return Column(name, "category", categories=(*sorted(found), *([""] if gaps else [])))
 
 
@@ -352,6 +397,12 @@ def sums(schema: Schema, table: Table, who: str, about: bool) -> Floats:
         if about:
             values = (values - np.array(column.mean)) ** 2
         found.append(np.stack([(~np.isnan(values)).sum(0), np.nansum(values, 0)], 1))
+        size = np.abs(found[-1])
+        low, high = SUMMABLE
+        if not ((size == 0) | (size > low) & (size < high)).all():
+            raise DataError(
+                f"{who}: the numbers of column {column.name!r} are too large or too small to add up; rescale it"
+            )
     return np.concatenate(found).ravel()
 
 
@@ -373,7 +424,7 @@ def scaled(schema: Schema, total: Floats, about: bool) -> Schema:
 def with_scale(schema: Schema, tables: Mapping[str, Table]) -> Schema:
     """Return the schema with the means and deviations of all rows of some clients' tables."""
     for about in (False, True):
-        total = np.sum([sums(schema, table, who, about) for who, table in tables.items()], 0)
+        total = summed(sums(schema, table, who, about) for who, table in tables.items())
         schema = scaled(schema, total, about)
     return schema
 
@@ -381,7 +432,9 @@ def with_scale(schema: Schema, tables: Mapping[str, Table]) -> Schema:
 def agreed(tables: Mapping[str, Table], asked: Features, others: Sequence[str] = ()) -> Schema:
     """Return the schema of clients' tables in one process: the steps that clients on their own machines take."""
     told = {who: describe(table, asked, others, who) for who, table in tables.items()}
-    return with_scale(agree(told, asked, others), tables)
+    names = shared(told, asked)
+    counts = summed(tally(table, names, asked, who) for who, table in tables.items())
+    return with_scale(agree(told, counts, asked, others), tables)
 
 
 def _times(texts: list[str]) -> Array | None:

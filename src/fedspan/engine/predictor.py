@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,12 @@ class Predictor:
                 raise DataError(
                     "the model was trained on tables; give a DataFrame, a dictionary of columns, a list of "
                     f"dictionaries or a file, got {shown(rows)}"
+                )
+            for name, new in self.schema.unknown(table).items():
+                listed = ", ".join(map(repr, new[:5])) + (", …" if len(new) > 5 else "")
+                warnings.warn(
+                    f"column {name!r} has categories that training did not have: {listed}",
+                    stacklevel=2,  # one place for all calls, so that Python shows the same text once
                 )
             return torch.from_numpy((own or self.schema).features(table, who)).to(dtype)
         if table is not None:
@@ -228,6 +235,8 @@ class Pipeline(nn.Module):
         for place, column in enumerate(self.schema.used):
             x = cells[:, place : place + 1]
             if column.kind == "category":
+                gap = column.categories.index("") if "" in column.categories else -1
+                x = torch.where(torch.isnan(x), gap, x)
                 places = torch.arange(len(column.categories), device=x.device)
                 yield (x == places).to(x.dtype)
                 continue

@@ -18,26 +18,38 @@ import numpy as np
 import torch
 
 from fedspan.core import checkpoint, wire
-from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
+from fedspan.core.digest import digest, raw
+from fedspan.core.errors import CheckpointError, DataError, ProtocolError, SpecError, one_line
 from fedspan.core.files import lock_dir, make_dir
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Round, Terms
+from fedspan.core.spec import Spec
+from fedspan.core.terminal import log
 from fedspan.engine.simulator import BUFFERS, Replica, answer, opened, without_zeros
 from fedspan.remote.messages import (
+    DESCRIBE,
     OPEN,
     SECURE,
+    SUMS,
     Agreement,
     DroppedError,
     RoundMessage,
     mark_of,
     under,
 )
-from fedspan.remote.sites import AGREED, TEXT, own_evaluation, to_text
+from fedspan.remote.sites import (
+    AGREED,
+    TEXT,
+    check_agreeing,
+    from_text,
+    own_evaluation,
+    to_text,
+)
 from fedspan.replies.clip import after as after_reply
 from fedspan.replies.clip import leaked
-from fedspan.replies.fixed_point import FixedPoint
+from fedspan.replies.fixed_point import FixedPoint, Numbers, in_limbs, to_limbs
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 RESTORE = "restore."  # prefix of arrays that bring back a lost state,
@@ -50,6 +62,11 @@ class StateFile:
     """Two versions of one client's state in one file."""
 
     path: Path
+
+    @property
+    def session_dir(self) -> Path:
+        """Where the session of secure sums is kept."""
+        return self.path.with_suffix(".session")
 
     @staticmethod
     def of(states_dir: Path, run: str, client: str) -> StateFile:
@@ -166,11 +183,7 @@ class RemoteClient:
         return before, after, up, down, rnd
 
     def _secure_answer(self, message: RoundMessage) -> wire.Arrays:
-        """The answer to one of the four questions of a secure sum.
-
-        A client app may be a new process for every question. What a session has answered is therefore written before
-        the answer leaves, under a lock, so that no server is answered twice, whatever it sends at once.
-        """
+        """The answer to one of the four questions of a secure sum of replies."""
         from fedspan.replies.secure import client as protocol  # needs a library
 
         assert self.secure is not None
@@ -178,10 +191,9 @@ class RemoteClient:
         member = protocol.Member(
             self.client, self.secure, self.identity, examples, self.agreement.fingerprint
         )
-        arrays, question, t = message.arrays, message.status, message.t
-        if question == "train":
-            session = self.session(t)
-            protocol.read("train", arrays, session)  # before hours of training
+        if message.status == "train":
+            session = self.session(message.t)
+            protocol.read("train", message.arrays, session)  # before hours of training
             before, after, up, down, rnd = self._work(message)
             if BUFFERS in up:
                 up[BUFFERS] = up[BUFFERS] - down[BUFFERS]
@@ -195,36 +207,14 @@ class RemoteClient:
                 self.method, begun, after.state, opened_down, wire.unpack(counted), rnd
             )
             after = replace(after, state=state)
-        with lock_dir(self._session_dir):
-            if question == "keys":
-                session, reply = protocol.advertise(arrays, member, t, self.session())
-            elif question == "shares":
-                session, reply = protocol.share(self.session(t), arrays, member)
-            elif question == "train":
-                session, reply = protocol.mask(self.session(t), arrays, fixed.join(whole, clipped))
-            else:
-                session, reply = protocol.unmask(self.session(t), arrays)
-            checkpoint.save(self._session_dir / "session", session.arrays(), {})
-        if question == "train":
+            reply = _in_session(self.state_file, message, member, fixed.join(whole, clipped))
             self.state_file.save(message, mark_of(reply), before, after, self.agreement.of_states)
-        return reply
-
-    @property
-    def _session_dir(self) -> Path:
-        return self.state_file.path.with_suffix(".session")
+            return reply
+        return _in_session(self.state_file, message, member)
 
     def session(self, t: int | None = None) -> Any:
-        """The session of secure sums as its last answer left it, which must be of round t; None if it is damaged."""
-        from fedspan.replies.secure.client import Session
-
-        found = None
-        with contextlib.suppress(CheckpointError, TypeError):
-            found = Session.of(checkpoint.load(self._session_dir / "session")[0])
-        if t is not None and (found is None or found.round != t):
-            raise ProtocolError(
-                f"this client has no session of round {t}; a new one begins with keys"
-            )
-        return found
+        """The session of secure sums as its last answer left it."""
+        return _session(self.state_file, t)
 
     def _round(self, t: int, last_round: int = -1) -> Round:
         """A round of this client alone, which last took part in another one; -1: it never did."""
@@ -261,3 +251,76 @@ class RemoteClient:
         server = self.method.init_server(self.problem.x0, self.problem.layout)
         sync = self.method.broadcast(server, self._round(0)).get("sync")
         return Replica(first, None if sync is None else sync.model)
+
+
+def answer_before(
+    message: RoundMessage, spec: Spec, client: int, state_file: StateFile, identity: Any
+) -> wire.Arrays:
+    """Return a client's answer to a question before round 0; with secure sums its counts and sums are masked."""
+    check_agreeing(spec)
+    if message.status == DESCRIBE:
+        return {TEXT: to_text(spec.task.describe(client, (spec.seed,), spec))}
+    if message.status not in ((SUMS,) if spec.secure is None else SECURE):
+        raise ProtocolError(
+            f"{message.status!r} is not a question about tables with this client's settings of `privacy.secure`"
+        )
+    text = message.arrays.get(TEXT)
+    asked = from_text(text)
+    if message.status == SUMS:
+        return {TEXT: to_text(spec.task.sums(client, spec.seed, asked))}
+    from fedspan.replies.secure.client import Member  # needs a library
+
+    assert spec.secure is not None
+    assert text is not None
+    # all clients must be asked for sums of the same columns and classes, or the server could make a sum of one client's
+    member = Member(client, in_limbs(spec.secure), identity, settings=digest(raw(text)))
+    numbers = None
+    if message.status == "train":
+        try:
+            numbers = to_limbs(spec.task.sums(client, spec.seed, asked))
+        except DataError as error:
+            log.error("fedspan refuses sums: %s", one_line(error))
+            raise ProtocolError(
+                "the table does not fit the question, or its numbers are too large or too small to add up; the log of "
+                "this client says where"  # and no message: it may quote a cell
+            ) from None
+    return _in_session(state_file, message, member, numbers)
+
+
+def _in_session(
+    state_file: StateFile, message: RoundMessage, member: Any, numbers: Numbers | None = None
+) -> wire.Arrays:
+    """The answer to one of the four questions of a session; `numbers` are what the third one masks.
+
+    A client app may be a new process for every question. What a session has answered is therefore written before the
+    answer leaves, under a lock, so that no server is answered twice, whatever it sends at once.
+    """
+    from fedspan.replies.secure import client as protocol  # needs a library
+
+    arrays, question, t = message.arrays, message.status, message.t
+    with lock_dir(state_file.session_dir):
+        if question == "keys":
+            session, reply = protocol.advertise(arrays, member, t, _session(state_file))
+        elif question == "shares":
+            session, reply = protocol.share(_session(state_file, t), arrays, member)
+        elif numbers is not None:
+            session = _session(state_file, t)
+            if not torch.equal(session.roster, protocol.told(session, member)):
+                raise ProtocolError("the question is not the one that the session was begun for")
+            session, reply = protocol.mask(session, arrays, numbers)
+        else:
+            session, reply = protocol.unmask(_session(state_file, t), arrays)
+        checkpoint.save(state_file.session_dir / "session", session.arrays(), {})
+    return reply
+
+
+def _session(state_file: StateFile, t: int | None = None) -> Any:
+    """The session of secure sums as its last answer left it, which must be of round t; None if it is damaged."""
+    from fedspan.replies.secure.client import Session
+
+    found = None
+    with contextlib.suppress(CheckpointError, TypeError):
+        found = Session.of(checkpoint.load(state_file.session_dir / "session")[0])
+    if t is not None and (found is None or found.round != t):
+        raise ProtocolError(f"this client has no session of round {t}; a new one begins with keys")
+    return found

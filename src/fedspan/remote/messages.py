@@ -21,6 +21,7 @@ from fedspan.core.layout import Layout, all_finite
 
 PROTOCOL = 4
 DESCRIBE, SUMS, EVALUATE = "describe", "sums", "evaluate"  # questions about a client's own data
+BEFORE = -1  # the round of what is asked before round 0
 OPEN, SECURE = ("train", EVALUATE), ("train", "keys", "shares", "unmask")  # questions of a run
 STATUSES = {*OPEN, *SECURE, DESCRIBE, SUMS, "ok", "lost", "refused", "failed"}
 HEADER: dict[str, type] = {

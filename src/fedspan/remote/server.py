@@ -215,6 +215,7 @@ class RemoteTransport:
             expected: A reply as it must look.
         """
         train, again = question == "train", False
+        begins = question == "keys" and bool(self.agreed)  # what was agreed on comes before it
         replies, heard, clients = dict[int, wire.Arrays](), set[int](), [*messages]
         most = sum(ROOM + array.nbytes for array in expected.values())
         while clients:
@@ -224,6 +225,8 @@ class RemoteTransport:
                 try:
                     if train:
                         arrays = self._download(client, again) | self.extra | arrays
+                    elif begins and (again or not self.accepted[client]):
+                        arrays = self.agreed | arrays
                 except ProtocolError as error:
                     if not again:
                         raise
@@ -257,7 +260,12 @@ class RemoteTransport:
                     kind, why = "refused", f"reply refused: {one_line(error)}"
                     if isinstance(error, DroppedError):
                         kind, why = error.kind, one_line(error)
-                    if train and kind == "state lost" and not again and client not in lost:
+                    if (
+                        (train or begins)
+                        and kind == "state lost"
+                        and not again
+                        and client not in lost
+                    ):
                         lost.append(client)
                     self.events.append(Event(kind, client, why))
             clients, again = lost, True

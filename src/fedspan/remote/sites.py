@@ -1,7 +1,8 @@
 """What a server asks its clients about their own data: before round 0, and to evaluate the model where the data are.
 
 Before round 0 clients say how many examples they have and, of tables, what their columns are; then counts and sums,
-until both ends have the same schema (`data.schema`). It is plain values that travel, as JSON, and no example.
+until both ends have the same schema (`data.schema`). It is plain values that travel, as JSON, and no example. With
+secure sums counts and sums are masked, in sessions as those of a round (`replies.secure`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedspan.core import wire
+from fedspan.core.digest import digest, raw
 from fedspan.core.errors import (
-    DataError,
     ProtocolError,
     ResumableError,
     SpecError,
@@ -25,11 +25,14 @@ from fedspan.core.errors import (
     one_line,
 )
 from fedspan.core.json_log import Form, fits
-from fedspan.data.schema import Features, agree, scaled
+from fedspan.core.privacy import LEAST, Privacy
+from fedspan.core.spec import Spec
+from fedspan.data.schema import TALLIED, Features, Floats, agree, scaled, shared, summed
 from fedspan.data.table_data import union_of_classes
 from fedspan.engine.simulator import BUFFERS
-from fedspan.remote.messages import DESCRIBE, SUMS, Channel, DroppedError, RoundMessage
+from fedspan.remote.messages import BEFORE, DESCRIBE, SUMS, Channel, DroppedError, RoundMessage
 from fedspan.replies.chain import Event
+from fedspan.replies.fixed_point import LIMBS, from_limbs, in_limbs
 
 # names of arrays: JSON as bytes, the model, what was agreed
 TEXT, MODEL, AGREED = "text", "x", "agreed"
@@ -37,19 +40,9 @@ MOST = 1 << 23  # bytes of an answer
 RETRY = 1.0  # seconds between two attempts to reach clients that have not answered
 LATE = "no reply in time"
 # the forms of answers
-TABLES = {
-    "facts": dict[str, dict[str, Any]], "classes": list[str], "others": list[str], "counts": dict[str, int],
-}  # fmt: skip
-ARRAY: Form = {"type": str, "rows": int}
-COLUMN: Form = {
-    **ARRAY,
-    "gaps": int, "distinct": int, "whole": bool, "binary": bool, "same": str | None,
-}  # fmt: skip
-COLUMNS: dict[str, Form] = {
-    **dict.fromkeys(("number", "date", "empty"), COLUMN),
-    **{kind: {**COLUMN, "texts": dict[str, int]} for kind in ("boolean", "text")},
-    "array": ARRAY,
-}
+TABLES = {"facts": dict[str, dict[str, Any]], "classes": list[str], "others": list[str]}
+COLUMN: Form = {"type": str, "texts": list[str] | None}
+TYPES = ("number", "date", "empty", "boolean", "text", "array")
 EVALUATION = {
     "data": str, "examples": int, "metrics": dict[str, float | None], "summaries": dict[str, list[float]],
 }  # fmt: skip
@@ -71,14 +64,14 @@ def from_text(array: torch.Tensor | None) -> Any:
 
 
 def answers(
-    channel: Channel, messages: list[RoundMessage], good: Callable[[Any], bool]
+    channel: Channel, messages: list[RoundMessage], good: Callable[[Any], bool] | None
 ) -> tuple[dict[int, Any], dict[int, Event]]:
     """Return the answers to a question by client, and what happened to the other clients.
 
     Args:
         channel: Carries the question.
         messages: One for each client that is asked.
-        good: Whether an answer has its form; a client may send anything.
+        good: Whether an answer has its form; a client may send anything. None: the answers are arrays, as they came.
     """
     found = dict[int, Any]()
     missing = {one.client: Event("no reply", one.client, LATE) for one in messages}
@@ -89,8 +82,8 @@ def answers(
                 raise reply
             if reply.status != "ok":
                 raise ProtocolError(f"{reply.status}: {reply.reason}")
-            value = from_text(reply.arrays.get(TEXT))
-            if not good(value):
+            value = reply.arrays if good is None else from_text(reply.arrays.get(TEXT))
+            if good is not None and not good(value):
                 raise ProtocolError(
                     f"the answer to {messages[index].status!r} does not have its form"
                 )
@@ -100,12 +93,23 @@ def answers(
     return found, {client: event for client, event in missing.items() if client not in found}
 
 
+def check_agreeing(spec: Spec) -> None:
+    """Refuse to describe tables under differential privacy."""
+    if spec.task.of_sites is not None and spec.dp is not None:
+        raise SpecError(
+            "`task.data.path` names a file for each client, and before round 0 clients would say what their columns "
+            "are, and send sums of them, without noise; with `privacy` of `clip` use a module of your own (task "
+            "'custom')"
+        )
+
+
 def gather(
     channel: Channel,
     names: Sequence[str],
     fingerprint: str,
     patience: float,
     asked: Features | None,
+    secure: Privacy | None = None,
 ) -> dict[str, Any]:
     """Return what all clients have agreed on before round 0: their numbers of examples, a schema, the classes.
 
@@ -115,21 +119,17 @@ def gather(
         fingerprint: Of the run's settings.
         patience: Seconds to wait for clients that do not answer.
         asked: How columns become features, if the clients have tables.
+        secure: Settings of secure sums, by which the server learns totals alone.
     """
+    if secure is not None and len(names) < LEAST:
+        raise SpecError(
+            f"`privacy.secure` needs at least {LEAST} clients, got {len(names)}: a sum of fewer hides nobody; leave it "
+            "out"
+        )
 
-    def every(question: str, value: Any, good: Callable[[Any], bool]) -> list[Any]:
-        found, began = dict[int, Any](), time.monotonic()
-        text = {TEXT: to_text(value)}
-        while True:
-            asked = [
-                RoundMessage(question, 0, client, 0, fingerprint, text, max_reply=MOST)
-                for client in range(len(names))
-                if client not in found
-            ]
-            more, missing = answers(channel, asked, good)
-            found |= more
-            if not missing:
-                return [found[client] for client in range(len(names))]
+    def until_all(question: str, attempt: Callable[[], dict[int, Event]]) -> None:
+        began = time.monotonic()
+        while missing := attempt():
             if time.monotonic() - began > patience:
                 client, why = next(iter(missing.items()))
                 raise ResumableError(
@@ -137,6 +137,65 @@ def gather(
                     "every client has to, before round 0: start it, or resume the run when it is there"
                 )
             time.sleep(RETRY)
+
+    def every(question: str, value: Any, good: Callable[[Any], bool]) -> list[Any]:
+        found = dict[int, Any]()
+        text = {TEXT: to_text(value)}
+
+        def attempt() -> dict[int, Event]:
+            asked = [
+                RoundMessage(question, BEFORE, client, 0, fingerprint, text, max_reply=MOST)
+                for client in range(len(names))
+                if client not in found
+            ]
+            more, missing = answers(channel, asked, good)
+            found.update(more)
+            return missing
+
+        until_all(question, attempt)
+        return [found[client] for client in range(len(names))]
+
+    used = set[bytes]()  # public keys
+
+    def total(value: Any, length: int) -> Floats:
+        if secure is None:
+            return summed(
+                every(SUMS, value, lambda one: fits(one, list[float]) and len(one) == length)
+            )
+        from fedspan.replies.secure.server import SecureSum  # needs a library
+
+        question, late, found = to_text(value), dict[int, Event](), list[Floats]()
+
+        def ask(
+            phase: str, messages: dict[int, wire.Arrays], _: wire.Arrays
+        ) -> dict[int, wire.Arrays]:
+            most = MOST + 8 * LIMBS * length
+            asked = [
+                RoundMessage(
+                    phase, BEFORE, client, 0, fingerprint, arrays | {TEXT: question}, max_reply=most
+                )
+                for client, arrays in messages.items()
+            ]
+            found, missing = answers(channel, asked, None)
+            late.update(missing)
+            return found
+
+        def attempt() -> dict[int, Event]:
+            late.clear()
+            clients, about = list(range(len(names))), f"{BEFORE} {digest(raw(question))}"
+            one = SecureSum(clients, LIMBS * length, in_limbs(secure), ask, used, about=about)
+            one.threshold = len(names)
+            try:
+                found.append(from_limbs(one.run()[1]))
+            except ProtocolError:
+                wrong = {client: Event("refused", client, text) for client, text in one.events}
+                if not late | wrong:
+                    raise
+                return late | wrong
+            return {}
+
+        until_all(SUMS, attempt)
+        return found[0]
 
     first = every(DESCRIBE, {}, lambda value: _is_description(value, asked is not None))
     agreed: dict[str, Any] = {
@@ -146,23 +205,19 @@ def gather(
     }
     if asked is None:
         return agreed
-    schema = agree(
-        {client_name(i, names): one["facts"] for i, one in enumerate(first)},
-        asked,
-        first[0]["others"],
-    )
-    for about in (False, True):
-        told = every(
-            SUMS, {"schema": schema.table(), "about": about}, lambda value: fits(value, list[float])
-        )
-        lengths = {len(one) for one in told}
-        if len(lengths) > 1:
-            raise DataError(f"clients have sums of different length, {sorted(lengths)}")
-        schema = scaled(schema, np.sum(np.array(told, np.float64), 0), about)
     found = [one["classes"] for one in first]
     classes = union_of_classes(found) if any(found) else []
-    counts = [sum(one["counts"].get(str(name), 0) for one in first) for name in classes]
-    return agreed | {"schema": schema.table(), "classes": classes, "counts": counts}
+    told = {client_name(i, names): one["facts"] for i, one in enumerate(first)}
+    columns = shared(told, asked)
+    tallies = len(columns) * len(TALLIED)
+    question = {"columns": columns, "classes": [*map(str, classes)]}
+    counts = total(question, tallies + len(classes))
+    schema = agree(told, counts[:tallies], asked, first[0]["others"])
+    for about in (False, True):
+        length = 2 * sum(column.numbers for column in schema.columns)
+        schema = scaled(schema, total({"schema": schema.table(), "about": about}, length), about)
+    of_classes = counts[tallies:].astype(int).tolist()
+    return agreed | {"schema": schema.table(), "classes": classes, "counts": of_classes}
 
 
 def _is(value: Any, form: Form) -> bool:
@@ -178,14 +233,10 @@ def _is_description(value: Any, tables: bool) -> bool:
     return (
         _is(value, form)
         and 0 < value.get("batches", 1) <= value["examples"]
-        and all(map(_is_fact, value.get("facts", {}).values()))
-        and min(value.get("counts", {}).values(), default=1) > 0
+        and all(
+            _is(one, COLUMN) and one["type"] in TYPES for one in value.get("facts", {}).values()
+        )
     )
-
-
-def _is_fact(fact: dict[str, Any]) -> bool:
-    form = COLUMNS.get(str(fact.get("type")))
-    return form is not None and _is(fact, form)
 
 
 def is_evaluation(value: Any) -> bool:

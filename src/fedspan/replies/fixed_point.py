@@ -5,13 +5,17 @@ overflow while n · range · scale < 2^(bits − 1). With differential privacy c
 would tell of the data. Numbers are then rounded toward zero, so that no reply exceeds its norm.
 
 Statistics have a range of their own, which is spread over that of the whole numbers, and every client counts once.
+
+Sums over the clients' tables must be exact whatever their size. There a number becomes a whole one of 640 bits, in
+limbs of 32 that are summed modulo 2^64 each (`to_limbs`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -26,6 +30,7 @@ from fedspan.core.privacy import Privacy
 
 CHANGE = "buffers"  # the name of the change of the buffers among the arrays of a reply
 Numbers = npt.NDArray[np.unsignedinteger[Any]]  # modulo 2^32 or 2^64
+LIMBS, LIMB, POINT = 20, 32, 448  # of a number, the bits of each, and those below 1
 
 
 @dataclass(frozen=True)
@@ -145,3 +150,29 @@ def clipped_values(count: int, privacy: Privacy) -> str:
     """The event of a round in which numbers were clipped."""
     more = ", or set `privacy.secure_bits` to 64" if privacy.secure_bits == 32 else ""
     return f"{count:,} numbers were clipped to ±{privacy.fixed_range:g}; raise `privacy.secure_range`{more}"
+
+
+# --- Numbers of any size, for sums over tables ---
+
+
+def in_limbs(privacy: Privacy) -> Privacy:
+    """Return the settings of secure sums with the format of limbs, which replies need not have."""
+    return replace(privacy, secure_bits=64, secure_scale=None, secure_range=None)
+
+
+def to_limbs(values: Sequence[float]) -> Numbers:
+    """Return numbers as limbs, without rounding if their sizes are those of `data.schema.SUMMABLE`."""
+    whole = [int(Fraction(value) * 2**POINT) for value in values]
+    size = LIMBS * LIMB // 8
+    text = b"".join(one.to_bytes(size, "little", signed=True) for one in whole)
+    return np.frombuffer(text, "<u4").astype(np.uint64)
+
+
+def from_limbs(total: Numbers) -> npt.NDArray[np.float64]:
+    """Return the numbers that sums of limbs stand for, each rounded once."""
+    found, bits = [], LIMBS * LIMB
+    for limbs in total.reshape(-1, LIMBS).tolist():
+        whole = sum(limb << LIMB * place for place, limb in enumerate(limbs)) % (1 << bits)
+        negative = whole >> (bits - 1)
+        found.append((whole - (negative << bits)) / (1 << POINT))
+    return np.array(found)

@@ -18,7 +18,7 @@ from fedspan.core.task import Holdings
 from fedspan.data import columns
 from fedspan.data.datasets import Split, Splits, first_examples
 from fedspan.data.partitions.natural import Natural
-from fedspan.data.schema import Schema, describe, sums, texts
+from fedspan.data.schema import Schema, describe, sums, tally, texts
 from fedspan.data.table_data import TableData, is_pattern
 from fedspan.data.user_tables import Division, Kind, OwnData
 from fedspan.nn.batches import Clients
@@ -79,31 +79,34 @@ class DividedTask(ModuleTask):
         return self.data if self.tabular and is_pattern(self.data.path) else None
 
     def describe(self, client: int, seeds: tuple[int, ...], settings: Settings) -> dict[str, Any]:
-        """What a client says of its own data: examples, and of a table what its columns are and its classes."""
+        """What a client says of its own data: by how many examples it counts, what its columns are, its classes."""
         if self.of_sites is None:
             return super().describe(client, seeds, settings)
         data, (seed,) = self.data, seeds
         train, test = data.own_rows(client, self._seed(seed))
         goal = data.others[0]
         classes: list[str] = []
-        counts: dict[str, int] = {}
         if self.kind == "classes":
-            names, sizes = np.unique(texts(train[goal]), return_counts=True)
-            counts = dict(zip(names.tolist(), sizes.tolist(), strict=True))
-            classes = sorted({*counts, *texts(test[goal]).tolist()})
+            classes = sorted({*texts(train[goal]).tolist(), *texts(test[goal]).tolist()})
+        counts = settings.participation.weights == "examples" or settings.training.per_client
         return {
-            "examples": len(train[goal]),
+            "examples": len(train[goal]) if counts else 1,
             "facts": describe(train, data, data.others, f"client {client}"),
             "classes": classes,
-            "counts": counts,
             "others": data.others,
         }
 
-    def sums(self, client: int, seed: int, schema: Mapping[str, Any], about: bool) -> list[float]:
-        """A client's counts and sums of the numbers in its table."""
-        train, _ = self.data.own_rows(client, self._seed(seed))
-        found: list[float] = sums(Schema.of(schema), train, f"client {client}", about).tolist()
-        return found
+    def sums(self, client: int, seed: int, asked: Mapping[str, Any]) -> list[float]:
+        """A client's counts of the cells of columns and of classes, or its sums of the numbers of a schema."""
+        data, who = self.data, f"client {client}"
+        train, _ = data.own_rows(client, self._seed(seed))
+        found: list[float]
+        if "schema" in asked:
+            found = sums(Schema.of(asked["schema"]), train, who, bool(asked["about"])).tolist()
+            return found
+        goal = texts(train[data.others[0]])
+        found = tally(train, asked["columns"], data, who).tolist()
+        return found + [float((goal == name).sum()) for name in asked["classes"]]
 
     def _seed(self, seed: int) -> int:
         return seed if self.data_seed is None else self.data_seed

@@ -20,7 +20,7 @@ from fedspan.core.objective import Problem, steps_of
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Terms
 from fedspan.core.spec import Spec, read_toml, with_changes
-from fedspan.remote.client import RemoteClient, StateFile
+from fedspan.remote.client import RemoteClient, StateFile, answer_before
 from fedspan.remote.flower.permissions import check_floor, permitted, privacy_of
 from fedspan.remote.flower.records import (
     ARRAYS,
@@ -33,6 +33,7 @@ from fedspan.remote.flower.records import (
     write_message,
 )
 from fedspan.remote.messages import (
+    BEFORE,
     DESCRIBE,
     KNOWN_START,
     SUMS,
@@ -40,7 +41,7 @@ from fedspan.remote.messages import (
     DroppedError,
     RoundMessage,
 )
-from fedspan.remote.sites import AGREED, MOST, TEXT, from_text, to_text
+from fedspan.remote.sites import AGREED, MOST, from_text
 
 IDENTITY, UNKNOWN = "identity", -1
 App = Spec | Path | str  # the app's own spec, or its file
@@ -74,18 +75,15 @@ def reply_to(message: Message, context: Context, app: App) -> RecordDict:
         own = module_of(context), text_in(context, "privacy"), text_in(context, "data")
         asked = RoundMessage.read(dict(message.content.config_records[HEADER]), {})
         reply = replace(reply, t=asked.t, client=client, accepted=asked.accepted, mark=asked.mark)
-        if asked.status in (DESCRIBE, SUMS):
-            asked = read_message(message.content, MOST)
-            spec, _ = prepare(app, config.changes, *own)
-            if asked.status == DESCRIBE:
-                found: Any = spec.task.describe(client, (spec.seed,), spec)
-            else:
-                given = from_text(asked.arrays.get(TEXT))
-                found = spec.task.sums(client, spec.seed, given["schema"], bool(given["about"]))
-            return write_message(replace(asked, status="ok", arrays={TEXT: to_text(found)}))
         node = context.node_config
         states = node.get("states-dir") or os.environ.get("FEDSPAN_STATES") or "~/.fedspan/states"
         state_file = StateFile.of(Path(str(states)).expanduser(), config.run_name, name_of(context))
+        if asked.status in (DESCRIBE, SUMS) or asked.t == BEFORE:
+            asked = read_message(message.content, MOST)
+            spec, _ = prepare(app, config.changes, *own)
+            identity = identity_of(spec.secure, context)
+            found = answer_before(asked, spec, client, state_file, identity)
+            return write_message(replace(asked, status="ok", arrays=found))
         agreed = _agreed(message.content, state_file.path.with_suffix(".agreed"))
         spec, problem = prepare(app, config.changes, *own, client, agreed)
         asked = read_message(message.content, max_bytes(problem))

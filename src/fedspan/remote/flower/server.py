@@ -34,7 +34,7 @@ from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, 
 from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
 from fedspan.remote.server import RemoteTransport
-from fedspan.remote.sites import AGREED, gather, to_text
+from fedspan.remote.sites import AGREED, check_agreeing, gather, to_text
 from fedspan.replies.chain import Chain, Event
 
 log = logging.getLogger("flwr")
@@ -153,14 +153,22 @@ class GridChannel:
             record = reply.content.get(IDENTITY)
             identity = dict(record) if isinstance(record, ConfigRecord) else {}
             client, name = identity.get("client"), str(identity.get("name", ""))
-            if isinstance(client, int) and 0 <= client < self.clients:
-                self.identified[node] = client
-                if self._admits(node) and NAME.fullmatch(name):
-                    self.names[client] = name
-            else:
-                self.refused.add(node)
+            reason = identity.get("reason")
+            if not isinstance(client, int) or not 0 <= client < self.clients:
                 own = f"it is client {client!r}, but the run has 0 to {self.clients - 1}"
-                log.warning("fedspan ignores a node: %s", one_line(identity.get("reason") or own))
+                reason = reason or own
+            elif name in self.names and self.names.index(name) != client:
+                reason = (
+                    f"client {client} is to be called {name!r}, which is the name of client "
+                    f"{self.names.index(name)}; give its node another client-id"
+                )
+            if reason:
+                self.refused.add(node)
+                log.warning("fedspan ignores a node: %s", one_line(reason))
+                continue
+            self.identified[node] = client
+            if self._admits(node) and NAME.fullmatch(name):
+                self.names[client] = name
 
     def _admits(self, node: int) -> bool:
         """Whether a node may stand for its client; one of another node's client is refused."""
@@ -261,14 +269,10 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
     auto = config.bind_clients == "auto" and roster is not None and not roster.nodes
 
     # --- What the clients agree on before round 0 ---
+    check_agreeing(spec)
     asked, problem = spec.task.of_sites, None
     if asked is None:
         problem = spec.task.server_problem((spec.seed,), spec)
-    elif spec.privacy is not None:
-        raise SpecError(
-            "`task.data.path` names a file for each client, and before round 0 clients would say what their columns "
-            "are, without noise and in the open; with `privacy` use a module of your own (task 'custom')"
-        )
     count = problem.clients if problem is not None else spec.task.partition.clients  # type: ignore[attr-defined]
     if count is None:
         raise SpecError(
@@ -287,7 +291,7 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
         else:
             patience = max(config.wait, 1.0)
             fingerprint = digest(spec.identity(), size=6)
-            agreed = gather(channel, channel.names, fingerprint, patience, asked)
+            agreed = gather(channel, channel.names, fingerprint, patience, asked, spec.secure)
         if len(agreed["examples"]) != count:
             raise SpecError(f"{str(kept)!r} is of {len(agreed['examples'])} clients, not {count}")
     if problem is None:
@@ -309,8 +313,6 @@ def serve(spec: Spec, grid: Grid, config: RunConfig) -> Result:
             "`federation` is a virtual clock of the simulator; here the clients' links are real"
         )
     names = channel.names
-    if len(set(names)) < count:
-        raise SpecError(f"two nodes have the same client-id, among {', '.join(sorted(names)[:8])}")
     problem.names = names
     refusals.check(spec, problem=problem, server=config)
     clients_per_round = spec.clients_per_round or problem.clients

@@ -211,6 +211,12 @@ def roster_hash(
     return to_tensor(hashlib.sha256(text + to_bytes(keys.contiguous())).digest())
 
 
+def told(session: Session, member: Member) -> torch.Tensor:
+    """A hash of what a client was told of a session that has a roster, and of the settings by which it answers."""
+    about, clients = f"{session.round} {member.settings}", session.clients.tolist()
+    return roster_hash(to_bytes(session.id), about, session.threshold, clients, session.keys)
+
+
 def advertise(
     message: Arrays, member: Member, t: int = 0, before: Session | None = None
 ) -> tuple[Session, Arrays]:
@@ -267,8 +273,8 @@ def share(session: Session, message: Arrays, member: Member) -> tuple[Session, A
         threshold=threshold,
         clients=torch.tensor(clients),
         keys=keys,
-        roster=roster_hash(name, f"{session.round} {member.settings}", threshold, clients, keys),
     )
+    session = replace(session, roster=told(session, member))
     points = [client + 1 for client in clients]
     seeds, privates = (split(to_bytes(session.private[i]), threshold, points) for i in (2, 1))
     sealed = [
