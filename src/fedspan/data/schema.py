@@ -144,6 +144,16 @@ class Schema:
             parts += [values, empty[:, None]] if column.gaps else [values]
         return np.concatenate(parts, 1, dtype=np.float64)
 
+    def unknown(self, table: Table) -> dict[str, list[str]]:
+        """Return the texts of each column that no client had in training; they are encoded as no category."""
+        found = {}
+        for column in self.used:
+            if column.kind == "category" and column.name in table:
+                new = {*texts(np.asarray(table[column.name])).tolist()} - {*column.categories, ""}
+                if new:
+                    found[column.name] = sorted(new)
+        return found
+
     def lines(self) -> list[str]:
         """Return what is used, encoded and left out, in a few lines."""
         whose = {"pooled": "all clients'", "client": "each client's own"}.get(self.standardize)
