@@ -150,7 +150,7 @@ def test_columns_and_files_for_testing(tmp_path: Path) -> None:
         tmp_path / "test.csv",
         {k: v[test] for k, v in (table | {"kind": np.full(120, "odd")}).items()},
     )
-    with pytest.raises(FedspanError, match="has the class 'odd', which training does not have"):
+    with pytest.raises(FedspanError, match="has the class 'odd' in row 1, which training does not have"):
         by_file.tables(0, torch.float64)  # type: ignore[attr-defined]
 
 

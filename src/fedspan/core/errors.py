@@ -30,7 +30,16 @@ class SpecError(FedspanError):
 
 
 class DataError(FedspanError):
-    """A data file is missing, of the wrong shape, or not finite."""
+    """A data file is missing, of the wrong shape, or not finite.
+
+    Args:
+        message: The error, which may quote a cell.
+        told: What another machine may be told instead: the column and the row; by default the message.
+    """
+
+    def __init__(self, message: str = "", told: str = "") -> None:
+        super().__init__(message)
+        self.told = told or str(self)
 
 
 class CheckpointError(FedspanError):
