@@ -23,8 +23,8 @@ from fedspan.remote.client import StateFile, answer_before
 from fedspan.remote.messages import BEFORE, DESCRIBE, SUMS, RoundMessage
 from fedspan.remote.sites import gather, to_text
 from fedspan.replies.fixed_point import LIMBS, from_limbs, to_limbs
-from remote.test_sites import ILL, Sites, spec_of
 from support.flower import events_of, inside_a_task, serve  # noqa: F401
+from support.sites import ILL, Sites, spec_of
 
 SECURE = {"privacy": {"secure": True}, "eval_clients_every": None}
 NAMES = ["h0", "h1", "h2"]
@@ -298,7 +298,7 @@ def test_sums_without_one_client_are_refused_once_all_have_been_summed(tmp_path)
 
     one = SecureSum(
         [0, 1, 3], 8 * LIMBS, in_limbs(Privacy(secure=True)), ask,
-        about=f"{BEFORE} {digest(raw(text['text']))}",
+        about=f"{BEFORE} {digest(raw(text['text']), size=32)}",
     )  # fmt: skip
     with pytest.raises(ProtocolError):
         one.run()

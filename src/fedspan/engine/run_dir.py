@@ -39,7 +39,7 @@ from fedspan.core.layout import all_finite
 from fedspan.core.metric import column_of
 from fedspan.core.signals import sigterm_again
 from fedspan.core.spec import Spec, flat
-from fedspan.core.terminal import log
+from fedspan.core.terminal import log, report
 from fedspan.core.wire import check_weights
 from fedspan.engine import history, provenance
 from fedspan.engine.audit import line_of_rounds

@@ -273,7 +273,7 @@ def answer_before(
     assert spec.secure is not None
     assert text is not None
     # all clients must be asked for sums of the same columns and classes, or the server could make a sum of one client's
-    member = Member(client, in_limbs(spec.secure), identity, settings=digest(raw(text)))
+    member = Member(client, in_limbs(spec.secure), identity, settings=digest(raw(text), size=32))
     numbers = None
     if message.status == "train":
         try:

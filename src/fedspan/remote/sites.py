@@ -187,13 +187,13 @@ def gather(
                 )
                 for client, arrays in messages.items()
             ]
-            found, missing = answers(channel, asked, None)
+            came, missing = answers(channel, asked, None)
             late.update(missing)
-            return found
+            return came
 
         def attempt() -> dict[int, Event]:
             late.clear()
-            clients, about = list(range(len(names))), f"{BEFORE} {digest(raw(question))}"
+            clients, about = list(range(len(names))), f"{BEFORE} {digest(raw(question), size=32)}"
             one = SecureSum(clients, LIMBS * length, in_limbs(secure), ask, used, about=about)
             one.threshold = len(names)
             try:

@@ -153,8 +153,8 @@ class GridChannel:
                 continue
             record = reply.content.get(IDENTITY)
             identity = dict(record) if isinstance(record, ConfigRecord) else {}
-            client, name = identity.get("client"), str(identity.get("name", ""))
-            reason = identity.get("reason")
+            client: Any = identity.get("client")
+            name, reason = str(identity.get("name", "")), identity.get("reason")
             if not isinstance(client, int) or not 0 <= client < self.clients:
                 own = f"it is client {client!r}, but the run has 0 to {self.clients - 1}"
                 reason = reason or own
