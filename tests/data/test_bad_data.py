@@ -364,9 +364,11 @@ def test_values_that_are_not_finite_are_named_by_place(part: str, words: str) ->
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.csv", "age;class\n1;0\n2;1\n", "has no column 'class' .*; it has age;class"),
-        ("a.csv", "age;class\n1,5;0\n2,5;1\n", "has 2 cells in line 2, but 1 columns"),
-        ("a.tsv", "age,class\n1,0\n2,1\n", "has no column 'class' .*; it has age,class"),
+        ("a.csv", "age;class\n1;0\n2;1;1\n", "3 cells in line 3, but 2 columns, separated by ';'"),
+        ("a.csv", "age|class\n1|0\n2|1\n", "has no column 'class' .*; it has age|class"),
+        ("a.csv", 'age,class\n"1,5",0\n"2,5",1\n', "'1,5' in row 1, a number with a decimal comma"),
+        ("a.csv", ",age,class\n0,1,0\n1,2,1\n", "has no name for column 1; name or remove it"),
+        ("a.csv", "age,class\n1,0\ninf,1\n", "'inf' in row 2, not a finite number"),
         ("a.csv", "größe,class\n1,0\n2,1\n", "cannot be read: .*; write the file again as UTF-8"),
     ],
 )

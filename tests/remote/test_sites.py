@@ -140,7 +140,7 @@ def test_a_run_is_resumed_and_a_client_that_lost_its_disk_is_told_again(tmp_path
     ("own", "said"),
     [
         ({"data": ""}, "the node's config needs data"),
-        ({"data": "nowhere.csv"}, "'nowhere.csv' does not exist"),
+        ({"data": "nowhere.csv"}, "its file does not exist"),
         ({"data": 3}, "the node's config has data = 3"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_node_without_its_file_is_named(own, said, tmp_path):
     grid = Sites(spec, tmp_path, tmp_path / "states", **own)
     with pytest.raises(FedspanError) as caught:
         serve(spec, grid, tmp_path / "out")
-    assert "client 'h0' has not answered 'describe'" in str(caught.value)
+    assert "client 'h0' refuses 'describe'" in str(caught.value)
     assert said in str(caught.value)
     assert not (tmp_path / "out" / "history.jsonl").exists()
 

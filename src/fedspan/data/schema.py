@@ -194,7 +194,8 @@ class Schema:
                 instead = "the mean" if column.mean else "no"
             if empty and not column.gaps and "" not in column.categories:
                 yield (
-                    f"column {column.name!r} has {empty:,} empty cells and had none in training; they count as {instead}"
+                    f"column {column.name!r} has {empty:,} empty cells and had none in training; they count as "
+                    f"{instead}"
                 )
 
     def lines(self) -> list[str]:

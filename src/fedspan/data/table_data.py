@@ -335,7 +335,7 @@ def places_of(names: Array, classes: Sequence[Any]) -> npt.NDArray[np.int64]:
     place = {str(name): number for number, name in enumerate(classes)}
     said = {_is_yes(name): number for name, number in place.items()}
     if len(said) == len(place) == 2 and None not in said:
-        place = dict(zip(names.tolist(), (said.get(_is_yes(n), -1) for n in names.tolist())))
+        place = {name: said.get(_is_yes(name), -1) for name in names.tolist()}
     return np.array([place.get(name, -1) for name in names.tolist()], np.int64)
 
 
@@ -379,7 +379,8 @@ def numbers_of(goal: Array, who: str) -> Floats:
     except (TypeError, ValueError):
         remedy = "not numbers; name another column, or predict classes"
         raise DataError(
-            f"{who} is text ({str(goal.flat[0])!r} in row 1), {remedy}", f"the target is text, {remedy}"
+            f"{who} is text ({str(goal.flat[0])!r} in row 1), {remedy}",
+            f"the target is text, {remedy}",
         ) from None
     if not np.isfinite(found).all():
         row = first_row(~np.isfinite(found).all(1))

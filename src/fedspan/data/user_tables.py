@@ -210,7 +210,7 @@ class OwnData(Features):
                 )
         return goal, owner, marked
 
-    def own_rows(self, client: int, seed: int, kind: Kind) -> tuple[Columns, Columns]:
+    def own_rows(self, client: int, seed: int, kind: Kind = "classes") -> tuple[Columns, Columns]:
         """Return the rows of a client on its own machine, for training and for tests."""
         if self.own_file is None:
             raise SpecError(
@@ -219,7 +219,8 @@ class OwnData(Features):
         found = blanked(columns.read(Path(self.own_file)), self.gaps, self.others[1:])
         describe_columns(found, self, self.others, repr(self.own_file))
         goal, _, marked = self.said(found, Path(self.own_file))
-        numbers_of(goal, TARGET) if kind == "numbers" else class_names(goal, TARGET)
+        check = numbers_of if kind == "numbers" else class_names
+        check(goal, TARGET)  # refused here with the row of the file
         name = self.own_name or str(client)
         train, test = self._shared(np.arange(len(goal)), marked, seed, name)
         return rows_of(found, train), rows_of(found, test)

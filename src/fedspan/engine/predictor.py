@@ -197,7 +197,9 @@ class Predictor:
             names, parts = [f"prediction {n}" for n in range(parts[0].shape[1])], list(parts[0].T)
         if keep is not None:
             names.insert(0, keep)
-            parts.insert(0, column_of(as_columns(rows, "the table"), keep, "the table", "`keep` names it"))
+            parts.insert(
+                0, column_of(as_columns(rows, "the table"), keep, "the table", "`keep` names it")
+            )
         text = io.StringIO()
         lines = zip(*(part.tolist() for part in parts), strict=True)
         csv.writer(text, lineterminator="\n").writerows([names, *lines])

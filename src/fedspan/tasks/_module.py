@@ -224,7 +224,9 @@ class Material:
             asked, schema = self.settings.training, tables.schema
             for weights in (asked.class_weights, asked.pos_weight):
                 if weights is not None:
-                    said = f"classes are weighted in training ({weights}), which shifts probabilities"
+                    said = (
+                        f"classes are weighted in training ({weights}), which shifts probabilities"
+                    )
                     schema = replace(schema, notes=(*schema.notes, said))
             found |= {"schema": schema.table(), "classes": tables.classes, "own": own}
             if known is None:  # of a server, which has no data to look at

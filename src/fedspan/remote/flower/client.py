@@ -73,7 +73,12 @@ def reply_to(message: Message, context: Context, app: App) -> RecordDict:
     reply, asked = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, ""), None
     try:
         config, client = RunConfig.read(context.run_config), client_of(context)
-        own = module_of(context), text_in(context, "privacy"), text_in(context, "data"), named(context)
+        own = (
+            module_of(context),
+            text_in(context, "privacy"),
+            text_in(context, "data"),
+            named(context),
+        )
         asked = RoundMessage.read(dict(message.content.config_records[HEADER]), {})
         reply = replace(reply, t=asked.t, client=client, accepted=asked.accepted, mark=asked.mark)
         node = context.node_config
