@@ -34,7 +34,9 @@ def specs(folder: Path, **others: Any) -> list[Spec]:
     """The spec of each hospital, with its own file."""
     data = others.pop("data", {})
     return [
-        spec_of(folder, data=data | {"own_file": str(folder / f"{who}.csv")}, **others)
+        spec_of(
+            folder, data=data | {"own_file": str(folder / f"{who}.csv"), "own_name": who}, **others
+        )
         for who in NAMES
     ]
 
@@ -122,9 +124,11 @@ def test_the_server_sees_types_texts_and_examples_of_a_client_and_none_of_its_nu
         assert one["examples"] == len(table["ill"])
         assert one["classes"] == ["no", "yes"]
         for fact in one["facts"].values():
-            assert fact.keys() == {"type", "texts"}
-        assert one["facts"]["age"] == {"type": "number", "texts": []}
-        assert one["facts"]["one"] == {"type": "number", "texts": []}
+            assert fact.keys() == {"type", "texts", "range", "values", "row", "cell"}
+            assert (fact["range"], fact["values"], fact["cell"]) == ([], [], "")
+        for name in ("age", "one"):
+            assert one["facts"][name]["type"] == "number"
+            assert one["facts"][name]["texts"] == []
     later = channel.replies[3:]
     assert all("text" not in one.arrays for one in later)
     masked = [one for one in later if "masked" in one.arrays]
