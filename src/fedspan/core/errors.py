@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-NEAR = 0.7  # how like a known name a hint must be, from 0 to 1
 LARGEST = 1e15  # of a step size and the like; float32 overflows not far above its square
 
 
@@ -185,9 +184,9 @@ def one_of(name: str, value: object, choices: Iterable[str]) -> None:
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:
     """A hint at the nearest of the known names, if one is near."""
-    lower = {name.lower(): name for name in map(str, known)}
     word = value[:100].lower() if isinstance(value, str) else ""
-    near = difflib.get_close_matches(word, lower, n=1, cutoff=NEAR)
+    lower = {name.lower(): name for name in map(str, known) if len(name) < 2 * len(word)}
+    near = difflib.get_close_matches(word, lower, n=1)
     return f" (did you mean {lower[near[0]]!r}?)" if near else ""
 
 
