@@ -37,16 +37,17 @@ import torch
 from torch import nn
 
 from fedspan.core import tables, wire
-from fedspan.core.config import Engine, Settings
+from fedspan.core.config import Settings
 from fedspan.core.layout import Layout
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import rehearsal
 from fedspan.costs.memory import OneBatch, memory
 from fedspan.costs.plan import matched
+from fedspan.drifts.controls import ON
 from fedspan.engine.simulator import Replica, answer, without_zeros
 from fedspan.huggingface.adapters import lora, stepper
 from fedspan.huggingface.checkpoints import batch_of, outline
-from fedspan.huggingface.models import own_loss
+from fedspan.huggingface.models import own_loss, prepare
 from fedspan.nn.batches import Items
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import ProjectionRule, layout_of, projection_rules
@@ -62,10 +63,10 @@ STEADY = {
 FROZEN = ("*embeddings*", "*.bias", "*LayerNorm*")
 RANK = 8
 KINDS = (
-    "ssf", "ssf, recompute", "lora", "ffa-lora", "fedavg", "scaffold", "full but embeddings, momentum",
-    "full, momentum", "round", "round, recompute",
+    "ssf", "ssf, checkpointing", "lora", "ffa-lora", "fedavg", "scaffold", "full but embeddings, momentum",
+    "full, momentum", "round", "round, checkpointing",
 )  # fmt: skip
-TIMED = ("lora", "ssf", "ssf, recompute", "full, momentum")
+TIMED = ("lora", "ssf", "ssf, checkpointing", "full, momentum")
 
 
 def folder() -> Path:
@@ -110,12 +111,17 @@ def without(model: nn.Module, dropout: float) -> nn.Module:
 
 NAMES = {
     "ssf": "ssf",
-    "ssf, recompute": "ssf",
+    "ssf, checkpointing": "ssf",
     "lora": "fedit",
     "ffa-lora": "ffalora",
     "fedavg": "fedavg",
 }
 Step = Callable[[], Any]
+
+
+def checkpointed(kind: str, model: nn.Module) -> nn.Module:
+    """The model, which computes most activations twice if the kind says so."""
+    return prepare(model, kind.endswith("checkpointing"))
 
 
 def prepared(kind: str, model: nn.Module) -> tuple[Any, list[ProjectionRule], Any]:
@@ -148,9 +154,7 @@ def make(kind: str, model: nn.Module) -> tuple[Step, int]:
     if kind in ("lora", "ffa-lora"):
         step, _, trained = lora(model, loss, rules, method.footprint(layout_of(rules)))
         return step, trained
-    settings = Settings(
-        batch_size=1, device="cpu", engine=Engine(recompute=kind.endswith("recompute"))
-    )
+    settings = Settings(batch_size=1, device="cpu")
     weights = torch.cat(
         [dict(model.named_parameters())[b.name].detach().flatten() for b in layout_of(rules).blocks]
     )
@@ -173,12 +177,11 @@ def make(kind: str, model: nn.Module) -> tuple[Step, int]:
 
 def predicted(kind: str, dropout: float) -> int:
     """The peak of the same step without numbers."""
-    model = without(outline(folder(), labels=77), dropout)
+    model = checkpointed(kind, without(outline(folder(), labels=77), dropout))
     if not kind.startswith("full"):
         with torch.device("meta"):
             method, rules, batch = prepared(kind, model)
-        engine = Engine(recompute=kind.endswith("recompute"))
-        settings = Settings(batch_size=1, device="meta", engine=engine)
+        settings = Settings(batch_size=1, device="meta")
         problem = TorchProblem(model, [OneBatch(batch)], own_loss, rules, settings, on_client=True)
         return memory(method, problem).peak
     with rehearsal() as live:
@@ -190,7 +193,7 @@ def predicted(kind: str, dropout: float) -> int:
     return live.peak
 
 
-def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
+def site(model: nn.Module, states: Path) -> Callable[[], None]:
     """Whole rounds of one SSF client, its state on disk between them."""
     projection_rules(model, frozen_modules=FROZEN)
     choices = projection_rules(model)
@@ -204,7 +207,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
         [Items([text] * 32)],  # type: ignore[arg-type]
         own_loss,
         choices,
-        Settings(batch_size=size, engine=Engine(recompute=recompute)),
+        Settings(batch_size=size),
         on_client=True,
     )
     method = dataclasses.replace(method_of("ssf", problem.layout), lr=1e-3, local_steps=2)
@@ -236,6 +239,7 @@ def site(model: nn.Module, recompute: bool, states: Path) -> Callable[[], None]:
         down: wire.Arrays = sync | {
             "Pc": torch.zeros(1, 1, method.subspace(rnd).rank),
             "probe": probe,
+            "switch": torch.full((1, 1, 1), ON, dtype=torch.uint8),
         }
         after, _ = answer(method, problem, before, down, rnd)
         problem.release()
@@ -261,16 +265,16 @@ def measure(kind: str, dropout: float) -> dict[str, Any]:
 
         def stepper(model: nn.Module, name: str) -> tuple[Callable[[], Any], int]:
             if kind.startswith("round"):
-                return site(model, kind.endswith("recompute"), Path(there) / name), 0
+                return site(model, Path(there) / name), 0
             return make(kind, model)
 
-        step, _ = stepper(tiny(dropout), "tiny")
+        step, _ = stepper(checkpointed(kind, tiny(dropout)), "tiny")
         for _ in range(2):
             step()
         del step
         gc.collect()
         before = status("RssAnon" if kind.startswith("round") else "VmRSS")
-        step, trained = stepper(load(dropout), "minilm")
+        step, trained = stepper(checkpointed(kind, load(dropout)), "minilm")
         gc.collect()
         if kind.startswith("round"):
             with Watch() as watch:
@@ -306,7 +310,7 @@ class Watch(threading.Thread):
 
 def timed(repeats: int, dropout: float) -> dict[str, float]:
     """Median seconds of computing in a step of each kind, in turn; what others do on the machine counts little."""
-    steps = {kind: make(kind, load(dropout))[0] for kind in TIMED}
+    steps = {kind: make(kind, checkpointed(kind, load(dropout)))[0] for kind in TIMED}
     seconds: dict[str, list[float]] = {kind: [] for kind in steps}
     for repeat in range(repeats + 2):
         for kind, step in steps.items():

@@ -66,10 +66,7 @@ def show(out: Path, status: dict[str, Any], peak: dict[str, int]) -> None:
     lines = [json.loads(line) for line in (out / "audit.jsonl").read_text("utf-8").splitlines()]
     rounds = [line for line in lines if "rounds" in line]
     for row, one in zip(rows[1:], rounds, strict=True):
-        sizes = "  ".join(
-            f"{key} {one[key] / 1e6:.2f} MB"
-            for key in ("up_bytes", "down_bytes", "records_up", "records_down")
-        )
+        sizes = "  ".join(f"{key} {one[key] / 1e6:.2f} MB" for key in ("up_bytes", "down_bytes"))
         print(
             f"round {row['round']}  {row['seconds']:.0f} s  accuracy {row['accuracy']:.3f}  {sizes}"
         )

@@ -57,7 +57,7 @@ step wheel-install bash -c "'$place'/venv/bin/pip install \"\$(echo '$place'/dis
 mkdir "$place/user"
 sed -n '/^```python$/,/^```$/p' README.md | sed '/^```$/,$d; /^```python$/d' > "$place/user/quickstart.py"
 step wheel-quickstart env -C "$place/user" "$place/venv/bin/python" quickstart.py
-for kind in tabular images text custom; do
+for kind in tabular custom; do
     step "wheel-init-$kind" env -C "$place/user" "$place/venv/bin/fedspan" init "my-$kind" --kind "$kind"
     step "wheel-run-$kind" env -C "$place/user/my-$kind" "$place/venv/bin/fedspan" run spec.toml --run-dir out/first
 done

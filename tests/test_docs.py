@@ -104,7 +104,7 @@ def test_the_commands_of_the_comparing_page_run(
         re.findall(r"^    (fedspan .*)$", page, re.M),
         re.findall(r"```text\n(.*?)```", page, re.S),
     )
-    assert len(lines) == 10
+    assert len(lines) == 9
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     for line in lines:
@@ -127,7 +127,6 @@ def test_the_commands_of_the_comparing_page_run(
         "index.html",
         "tables.md",
         "results.csv",
-        "curves.csv",
         "study.toml",
         "curves.json.gz",
         "runs",

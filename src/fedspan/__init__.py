@@ -72,9 +72,6 @@ if TYPE_CHECKING:
 
     # Hugging Face adapters
     from fedspan.huggingface.adapters import export_change as export_change
-    from fedspan.huggingface.adapters import export_round as export_round
-    from fedspan.huggingface.adapters import merge_adapter as merge_adapter
-    from fedspan.study.budget import Link as Link
     from fedspan.study.compare import Comparison as Comparison
     from fedspan.study.compare import compare as compare
     from fedspan.study.compare import tune as tune

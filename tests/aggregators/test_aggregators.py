@@ -40,7 +40,7 @@ AGGREGATORS: dict[str, list[dict[str, Any]]] = {
     "norm_bound": [{}, {"factor": 2.0}, {"bound": 5.0}],
     "trimmed_mean": [{}, {"share": 0.4}],
     "median": [{}],
-    "geometric_median": [{}, {"steps": 30}],
+    "geometric_median": [{}],
     "krum": [{}, {"keep": 3}, {"keep": 0.6, "hostile": 0.3}],
     "centered_clipping": [{}, {"radius": 2.0, "steps": 1}],
 }
@@ -114,9 +114,7 @@ def test_what_each_computes() -> None:
     assert (
         CenteredClipping(radius=1.0, steps=1).combine(v, rnd).item() == 3 + (-1 - 1 + 0 + 1 + 1) / 5
     )
-    assert GeometricMedian(steps=50, smoothing=1e-9).combine(v, rnd).item() == pytest.approx(
-        3, abs=1e-3
-    )
+    assert GeometricMedian().combine(v, rnd).item() == pytest.approx(3, abs=1e-3)
 
 
 def test_the_geometric_median_minimizes_the_sum_of_distances() -> None:

@@ -148,8 +148,6 @@ CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
     (lambda v: compare(tune_seeds=v), [np.array([1, 2]), Unshown()], "`tune_seeds`"),
     (lambda v: compare(goal=v), [Unshown()], "`goal`"),
     (lambda v: propose(budget=v), [True, b"x", torch.zeros(0), np.array([1, 2]), [3]], "`budget`"),
-    (lambda v: propose(link=v), [Unshown(), 3, [], b"x"], "`link`"),
-    (lambda v: propose(vary=v), [True, False, torch.zeros(0), "rank", [3]], "`vary`"),
     (tune, [torch.zeros(0), np.array([1, 2])], "`tune`"),
     (
         lambda v: fit(device=v),
@@ -182,7 +180,6 @@ CALLS: list[tuple[Callable[[Any], Any], list[Any], str]] = [
     (lambda v: fedspan.compressors.QSGD(bits=v), [10**20, 1e20, 0, 1, 2**24], "`bits`"),
     (lambda v: fedspan.optimizers.AdamW(decay=v), [1e300, -1, NAN], "`decay`"),
     (lambda v: fit(engine=fedspan.Engine(states_dir=v)), [3, [], {}], "`states_dir`"),
-    (lambda v: fit(engine=fedspan.Engine(recompute=v)), ["yes", 1], "`recompute`"),
     (lambda v: fit(callbacks=fedspan.callbacks.EarlyStopping(v)), [3, ["a"]], "`metric`"),
     (lambda v: fit(method=v), [fedspan.methods.FedAvg], "; write FedAvg(…)"),
     (lambda v: fit(clients_per_round=v), ["a", 2.5, 0, 4, True], "`clients_per_round`"),

@@ -100,7 +100,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("init", "tests"), "is the name of a folder of the project"),
     (
         (*COMPARE, "o", "--tail", "99999"),
-        "`--tail` is 99999, but a run of 2 rounds has 2 evaluations after its start",
+        "--tail is 99999, but a run of 2 rounds has 2 evaluations after its start",
     ),
     ((*COMPARE, "o", "--tail", "3"), "give at most 2"),
     *(
@@ -112,7 +112,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     (("run", "s.toml", "--set", "lr=0.1"), "`[spec]` has no key 'lr'; it has"),
     (("run", "s.toml", "--set", "het=0.1"), "`[spec]` has no key 'het'; it has"),
     (("tune", "s.toml", "--budget", "2MB"), "a budget is written up=10MB, total=50MB"),
-    (("tune", "s.toml", "--budget", "all=2MB"), "must be one of rounds, seconds, total, up, got"),
+    (("tune", "s.toml", "--budget", "all=2MB"), "must be one of rounds, total, up, got"),
     (("init", "s.toml/foo"), "Not a directory; choose another place, or check its rights"),
     (
         ("run", "s.toml", "--run-dir", "r1", "--resume", "--set", "rounds=1"),

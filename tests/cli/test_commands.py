@@ -117,10 +117,10 @@ def test_list_of_one_name_shows_its_settings(monkeypatch: pytest.MonkeyPatch, ca
     _, *lines = capsys.readouterr().out.splitlines()
     (rule,) = [line for line in lines if line.split()[0] == "rule"]
     assert '"exact" | "paper"' in rule
-    assert main(monkeypatch, "list", "identity") == 0
+    assert main(monkeypatch, "list", "mean") == 0
     shown = capsys.readouterr().out
-    assert "projector identity" in shown
-    assert "compressor identity" in shown
+    assert "server mean" in shown
+    assert "aggregator mean" in shown
 
 
 def test_descriptions_come_from_comments_or_from_the_docstring() -> None:

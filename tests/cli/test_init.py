@@ -19,12 +19,13 @@ from typer.testing import CliRunner
 
 import fedspan
 from fedspan.cli import app
-from fedspan.cli.init import KINDS, project
+from fedspan.cli.init import project
 from fedspan.core.errors import FedspanError, SpecError
 from fedspan.core.spec import Spec
 from support.commands import main
 
 ROOT = Path(__file__).parents[2]
+KINDS = ("tabular", "custom")
 ENV = os.environ | {"PYTHONPATH": str(Path(fedspan.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
 
 
@@ -72,20 +73,6 @@ def test_the_tests_of_the_projects_pass(tmp_path: Path) -> None:
     assert f"{2 * len(places)} passed" in said
 
 
-@pytest.mark.parametrize("kind", ["images"])
-def test_a_project_names_the_extra_that_its_sample_needs(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it were not installed
-    path = init(tmp_path / f"bare_{kind}", kind)
-    with pytest.raises(
-        SpecError, match=rf"`task.module` 'bare_{kind}.task' .*; pip install 'fedspan\[vision\]'$"
-    ):
-        fedspan.run(path)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_project_runs_at_once(kind: str, tmp_path: Path) -> None:
     """A short run, its clients, and no name of the template left."""
@@ -119,52 +106,22 @@ def test_the_commands_of_a_projects_readme(tmp_path: Path, monkeypatch: pytest.M
     assert len((path.parent / "predictions.csv").read_text().splitlines()) == 121
 
 
-def image_files(place: Path, parts: list[str]) -> None:
-    image = pytest.importorskip("PIL.Image")
-    for part in parts:
-        for name in range(10):
-            (place / part / str(name)).mkdir(parents=True)
-            image.fromarray(np.full((12, 12), 25 * name, np.uint8)).save(
-                place / part / str(name) / "a.png"
-            )
-
-
-def text_files(place: Path, parts: list[str]) -> None:
-    rows = [
-        {"text": f"word{i} of {name}", "label": name}
-        for i in range(5)
-        for name in ("bank", "hospital", "shop")
-    ]
-    for part in parts:
-        (place / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-
-
 def npz_files(place: Path, parts: list[str]) -> None:
     for number, part in enumerate(parts):
         x = np.random.default_rng(number).normal(size=(20, 8))
         np.savez(place / f"{part}.npz", x=x, y=x[:, :1])
 
 
-OWN: dict[str, Any] = {
-    "images": image_files,
-    "text": text_files,
-    "custom": npz_files,
-}
-
-
-@pytest.mark.parametrize("kind", OWN)
 def test_a_project_takes_the_data_that_its_readme_asks_for(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = Spec.load(init(tmp_path / "wards", kind), ("rounds=2",))
+    spec = Spec.load(init(tmp_path / "wards", "custom"), ("rounds=2",))
     own = tmp_path / "own"
     own.mkdir()
-    parts = [*(f"client-{number}" for number in range(5)), "test"]
-    OWN[kind](own, parts)
+    npz_files(own, [*(f"client-{number}" for number in range(5)), "test"])
     monkeypatch.setenv("WARDS_DATA", str(own))
     assert fedspan.run(spec).finished
-    size = {"images": 50, "text": 75, "custom": 100}[kind]
-    assert spec.task.holdings(0).counts.sum() == size
+    assert spec.task.holdings(0).counts.sum() == 100
     readme = (tmp_path / "wards/README.md").read_text()
     assert "client-0" in readme
     assert "WARDS_DATA" in readme
@@ -227,26 +184,12 @@ def test_the_sample_tables_are_always_the_same() -> None:
     assert [len(text.splitlines()) for text in held] == [121] * 5
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "content", "words"),
-    [
-        (
-            "text",
-            "client-0.jsonl",
-            b'{"text": "a", "label": "nope"}',
-            "client-0.jsonl must have .*'nope'",
-        ),
-        ("text", "client-1.jsonl", b"", "client-0.jsonl'; set `clients` in the spec"),
-        ("custom", "client-0.npz", b"no archive", "client-0.npz must have the arrays x and y"),
-    ],
-)
-def test_a_wrong_file_of_a_project_is_named(
-    kind: str, name: str, content: bytes, words: str, tmp_path: Path
-) -> None:
-    path = init(tmp_path / f"named_{kind}", kind)
+def test_a_wrong_file_of_a_project_is_named(tmp_path: Path) -> None:
+    path = init(tmp_path / "named", "custom")
     (path.parent / "data").mkdir()
-    (path.parent / "data" / name).write_bytes(content)
-    with pytest.raises(SpecError, match=f"data\\(\\) fails in line .* of task.py: .*{words}"):
+    (path.parent / "data" / "client-0.npz").write_bytes(b"no archive")
+    words = r"data\(\) fails in line .* of task.py: .*client-0.npz must have the arrays x and y"
+    with pytest.raises(SpecError, match=words):
         fedspan.run(path, progress=False)
 
 

@@ -48,7 +48,6 @@ MISTAKES = {
     "nothing to resume": (["--resume"], "no checkpoint at"),
     "missing plugin": (["--plugin", "mine.py"], "'mine.py' does not exist"),
     "unknown callback": (["--callback", "early_stoping"], "`--callback` must be one of"),
-    "unknown way": (["--simulate", "fast"], "'--simulate': 'fast' is not one of"),
     "no seeds": (["--seeds", "0"], "'--seeds': 0 is not in the range"),
     "unknown flag": (["--out", "o"], "No such option"),
 }
@@ -101,8 +100,8 @@ def test_a_run_and_its_short_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     flags = (
-        "--simulate",
-        "loop",
+        "--set",
+        "engine.simulate=loop",
         "--callback",
         "keep_best",
         "--seeds",

@@ -103,14 +103,6 @@ def test_the_bounds_are_met_where_they_are_exact() -> None:
             :, 0
         ]
         assert float(((found - v) ** 2).sum(-1).mean() / (v @ v)) == pytest.approx(exact, rel=0.02)
-    edge = torch.full(
-        (1, 1, 50), 1.5, dtype=torch.float64
-    )  # halfway in the logarithm's sense: the worst for natural
-    found = there_and_back(make("natural", {}), edge.expand(20_000, 1, 50), keys(20_000, 1))
-    assert float(((found - 1.5) ** 2).mean() / 1.5**2) == pytest.approx(1 / 9, rel=0.02)
-    edge = torch.full((1, 1, 50), 4 / 3, dtype=torch.float64)
-    found = there_and_back(make("natural", {}), edge.expand(20_000, 1, 50), keys(20_000, 1))
-    assert float(((found - 4 / 3) ** 2).mean() / (4 / 3) ** 2) == pytest.approx(1 / 8, rel=0.02)
 
 
 def test_signs_have_the_mean_size_of_their_bucket_and_ties_fill_k() -> None:
@@ -155,7 +147,7 @@ def test_every_chunk_keeps_its_largest() -> None:
 
 
 def test_what_a_division_by_one_plus_omega_does() -> None:
-    for name, fields in (("randk", {"k": 0.3}), ("qsgd", {"bits": 3}), ("natural", {"bits": 3})):
+    for name, fields in (("randk", {"k": 0.3}), ("qsgd", {"bits": 3})):
         plain, divided = make(name, fields), make(name, fields | {"unbiased": False})
         v, of = SHAPES["normal"](40).view(1, 1, -1), keys(1, 1)
         factor = 1 / (1 + plain.omega(40))  # type: ignore[operator]
@@ -169,13 +161,12 @@ def test_what_a_division_by_one_plus_omega_does() -> None:
 def test_which_are_unbiased_and_which_contractive() -> None:
     qsgd = {"name": "qsgd", "bits": 4, "bucket": 16}
     kinds = {
-        "identity": (make("identity", {}), 0.0, 1.0),
+        "everything": (make("randk", {"k": 1.0}), 0.0, 1.0),
         "topk": (make("topk", {"k": 0.25}), None, 0.25),
         "randk": (make("randk", {"k": 0.25}), 3.0, None),
         "most": (make("randk", {"k": 0.8}), 0.25, 0.75),
         "qsgd": (make("qsgd", {"bits": 4}), 10 / 7, None),
         "buckets": (make("qsgd", {"bits": 4, "bucket": 16}), 16 / 49, 33 / 49),
-        "natural": (make("natural", {}), 0.125, 0.875),
         "sign": (make("sign", {}), None, 0.01),
         "both": (
             make("compose", {"outer": qsgd, "inner": {"name": "randk", "k": 0.5}}),
@@ -221,9 +212,6 @@ def test_k_is_a_number_or_a_share() -> None:
         ({"name": "sign", "bucket": 0}, "bucket"),
         ({"name": "sign", "sizes": 3}, "sizes"),
         ({"name": "topk", "chunk": 0}, "chunk"),
-        ({"name": "natural", "bits": 1}, "bits"),
-        ({"name": "natural", "bits": 9}, "at most 8"),
-        ({"name": "cast", "to": "int8"}, "bfloat16, float16"),
         ({"name": "compose", "outer": QSGD}, "`compressor.inner` is missing"),
         ({"name": "tokp", "k": 1}, "did you mean 'topk'"),
         (

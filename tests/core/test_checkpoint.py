@@ -27,7 +27,7 @@ from support.loops import Interrupt
 SLOW = """
 import sys, torch, fedspan, fedspan.engine.run_dir as f
 torch.set_num_threads(1)
-f.CHECKPOINT_SECONDS = 0.3
+f.RunFiles.seconds = 0.3
 result = fedspan.run(fedspan.Spec.load(sys.argv[1], ("rounds=100000",)), sys.argv[3], seeds=int(sys.argv[2]))
 sys.exit(0 if result.finished else 143)
 """

@@ -61,8 +61,6 @@ def promised(compressor: Any, n: int, item: int = 4) -> int:
     """Bytes of a code, from the formulas in the docs."""
     scales = item * math.ceil(n / (getattr(compressor, "bucket", None) or n))
     match registry.name_of(compressor):
-        case "identity":
-            return item * n
         case "randk":
             return item * compressor.kept(n)
         case "topk":
@@ -72,13 +70,9 @@ def promised(compressor: Any, n: int, item: int = 4) -> int:
             )
         case "qsgd":
             return math.ceil(n * (1 + math.ceil(math.log2(compressor.levels + 1))) / 8) + scales
-        case "natural":
-            return math.ceil(n * compressor.bits / 8) + scales
         case "sign":
             double = 2 if compressor.sizes == 2 else 1
             return math.ceil(double * n / 8) + double * scales
-        case "cast":
-            return 2 * n + scales
         case _:
             k = compressor.inner.kept(n)
             return promised(compressor.inner, n) - item * k + promised(compressor.outer, k)
@@ -143,7 +137,7 @@ def test_same_key_same_code(name: str, fields: dict[str, Any]) -> None:
     compressor, v = make(name, fields), torch.randn(1, 1, 200)
     one, two, other = (compressor.compress(v, keys(1, 1, seed=seed)).parts for seed in (3, 3, 4))
     assert all(torch.equal(one[part], two[part]) for part in one)
-    if name in ("randk", "qsgd", "natural"):
+    if name in ("randk", "qsgd") and fields.get("k") != 1.0:  # which draws nothing
         assert any(not torch.equal(one[part], other[part]) for part in one)
 
 

@@ -219,16 +219,3 @@ def test_a_grid_of_steps_is_rehearsed_once() -> None:
         )
     (known,) = plans._shapes.values()
     assert len(known.peaks) == 1
-
-
-def test_a_task_that_recomputes_takes_less_and_learns_the_same() -> None:
-    task = ASK | {"dropout": 0.2}
-    method = tables.build("method", {"name": "ssf", "rank": 0.2, "lr": 0.3, "local_steps": 2})
-    told: list[dict[str, Any]] = [{"engine": {"recompute": again}} for again in (False, True)]
-    kept, remade = (memory(method, dry_of(task, **more)).activations for more in told)
-    assert remade < 0.9 * kept
-    specs = [Spec.from_table(table(task, {"name": "fedavg"}, **more)) for more in told]
-    problems = [spec.task.build((0,), spec) for spec in specs]
-    one, two = (model_of(advance(start(method, problem, 2), 3)) for problem in problems)
-    assert torch.equal(one, two)
-    assert not torch.equal(one, problems[0].x0)

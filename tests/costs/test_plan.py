@@ -21,7 +21,6 @@ from fedspan.core.layout import Block, Layout
 from fedspan.core.plugins import load_plugin
 from fedspan.core.projector import draw
 from fedspan.core.spec import Spec
-from fedspan.costs import traffic
 from fedspan.costs.plan import plan, price, shapes, sibling
 from fedspan.costs.traffic import AlikeClients, FlatProblem, cost
 from support.loops import advance, start
@@ -67,7 +66,7 @@ class Pulled(LocalSteps):
 @pytest.fixture
 def without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small models, too, are walked through on tensors without numbers."""
-    monkeypatch.setattr(traffic, "WITH_VALUES", 0)
+    monkeypatch.setattr(FlatProblem, "with_values", 0)
 
 
 def test_a_plan_is_what_the_run_then_costs() -> None:

@@ -395,13 +395,6 @@ def planned_bytes(case: Case) -> None:
     assert (last["up_bytes"], last["down_bytes"]) == (cost.up, cost.down)
 
 
-def recomputed(case: Case) -> None:
-    """Outputs that are computed again in the backward pass are those that were."""
-    same(
-        case.run(more={"engine.recompute": json.dumps(not case.spec.engine.recompute)}), case.result
-    )
-
-
 def epochs_as_steps(case: Case) -> None:
     """Epochs are so many local steps."""
     steps = built(case.spec)[0].local_steps
@@ -453,7 +446,7 @@ def plain_mean(case: Case) -> None:
 
 def identity_codes(case: Case) -> None:
     """Codes that leave everything as it is change nothing."""
-    whole = {"name": "identity"}
+    whole = {"name": "randk", "k": 1.0}
     both = {"name": "coded", "compressor": whole, "control": whole}
     for axis, coded, plain in (("uplink", whole, "plain"), ("downlink", both, "changes")):
         with contextlib.suppress(fedspan.FedspanError):  # not with secure sums and aggregators
@@ -501,7 +494,6 @@ def applying(case: Case) -> list[Callable[[Case], None]]:
         and not (noise and dp.level == "client")
         and not (spec.secure and spec.secure.secure_signed),
         planned_bytes: spec.privacy is None and case.result.status == "finished",
-        recomputed: network,
         epochs_as_steps: spec.epochs is not None,
         found_rate: isinstance(method.lr, str),
         private_without_noise: dp is not None and dp.level == "client" and spec.secure is None,
@@ -524,7 +516,7 @@ def _homogeneous(case: Case) -> bool:
     return (
         case.spec.privacy is None
         and not unit
-        and "AdamW" not in str(method)
+        and not any(word in str(method) for word in ("AdamW", "SignMomentum(", "sizes=0"))
         and not _has_unit(case)
     )
 
@@ -536,7 +528,7 @@ def _has_unit(case: Case) -> bool:
 
 def _alike(case: Case) -> bool:
     """Whether clients with the same data do the same, whatever their numbers."""
-    drawn = ("QSGD", "Natural", "RandK", "tested")  # by each client's own key
+    drawn = ("QSGD", "RandK", "tested")  # by each client's own key
     own = str(dataclasses.replace(case.spec.method, **_no_download(case.spec.method)))
     apart = case.values.get("task") == "dropout" or case.spec.training.augment is not None
     return not apart and not any(word in own for word in drawn)

@@ -26,8 +26,6 @@ VALUES: dict[str, list[Any]] = {
     "method.local_steps": [1, 3],
     "method.server_lr": [0.7],
     "method.warmup": [2],
-    "method.milestones": [[0.2, 0.6]],
-    "method.gamma": [0.5],
     "method.rank": [3, {"*": 0.5}],
     "method.alpha": [0.5],
     "method.beta1": [0.5],
@@ -65,7 +63,7 @@ VALUES: dict[str, list[Any]] = {
     "search.share": [0.5],
     "search.start": [0.1],
 }
-TOPK, SIGN, IDENTITY = {"name": "topk", "k": 0.3}, {"name": "sign"}, {"name": "identity"}
+TOPK, SIGN = {"name": "topk", "k": 0.3}, {"name": "sign"}
 SIX_BITS = {"name": "qsgd", "bits": 6}
 # What the settings of a choice are where its defaults do not do.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -104,7 +102,6 @@ EXTRA = ("tensorboard", "wandb")  # callbacks whose packages the tests do withou
 # Choices besides those that follow from true and false and from names.
 MORE: dict[str, list[dict[str, Any]]] = {
     "compressor": [
-        {"name": "natural", "bits": 5},
         SIX_BITS | {"bucket": 5},
         {"name": "sign", "bucket": 5},
     ],
@@ -118,10 +115,9 @@ MORE: dict[str, list[dict[str, Any]]] = {
         {"name": "code", "compressor": {"name": "randk", "k": 0.3}, "alpha": "unbiased"},
         {"name": "running_mean", "beta": 0.5},
     ],
-    "downlink": [SIX_BITS, TOPK, IDENTITY, {"name": "natural", "unbiased": False}],
+    "downlink": [SIX_BITS, TOPK, SIX_BITS | {"unbiased": False}],
     "aggregator": [
         {"name": "centered_clipping", "radius": 0.5, "steps": 2},
-        {"name": "geometric_median", "smoothing": 1e-3, "steps": 50},
         {"name": "krum", "hostile": 0.3, "keep": 0.5},
         {"name": "norm_bound", "bound": 0.5},
         {"name": "norm_bound", "factor": 2.0},

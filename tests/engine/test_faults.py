@@ -79,7 +79,7 @@ def run(folder: Path, resume: bool = False) -> fedspan.Result:
 @pytest.fixture
 def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fedspan.Result:
     monkeypatch.setattr(
-        engine_run_dir, "CHECKPOINT_SECONDS", -1.0
+        engine_run_dir.RunFiles, "seconds", -1.0
     )  # a checkpoint with every evaluation
     return run(tmp_path / "undisturbed")
 

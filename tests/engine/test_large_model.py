@@ -18,27 +18,25 @@ from fedspan.core.config import Settings
 from fedspan.core.layout import Block, Layout
 from fedspan.core.round import Round
 from fedspan.costs.dry_run import Live
-from fedspan.downlinks import changes
+from fedspan.downlinks.changes import Changes
 from fedspan.drifts import Controls
-from fedspan.engine import loop
+from fedspan.engine.loop import Loop
 from fedspan.methods import SSF, FedAvg, Scaffold
-from fedspan.nn import problem as nn_problem
 from fedspan.nn.client_data import as_client_data
 from fedspan.nn.problem import TorchProblem
 from fedspan.nn.projection_rules import projection_rules
 from fedspan.optimizers import SGD
-from fedspan.replies import chain
-from fedspan.replies.chain import Gathered
+from fedspan.replies.chain import Chain, Gathered
 
 KNOWN: dict[str, Any] = {"lr": 0.05, "local_steps": 2}
 
 
 def as_large(patch: pytest.MonkeyPatch) -> None:
     """Treats every model as a large one."""
-    patch.setattr(chain, "LARGE", 0)
-    patch.setattr(loop, "LARGE", 0)
-    patch.setattr(changes, "LARGE_LOG", 0)
-    patch.setattr(nn_problem, "LARGE", 0)
+    patch.setattr(Chain, "large_from", 0)
+    patch.setattr(Loop, "large", 0)
+    patch.setattr(Changes, "large_log", 0)
+    patch.setattr(TorchProblem, "large", 0)
 
 
 def trained(

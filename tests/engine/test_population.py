@@ -28,6 +28,7 @@ from fedspan.engine.simulator import Simulator
 from fedspan.engine.states import InMemory
 from fedspan.methods import SSF
 from fedspan.replies.chain import Event, Replies, in_words
+from fedspan.tasks._module import Material
 from fedspan.tasks.custom import Custom
 from fedspan.tasks.regression import Regression
 from support.loops import advance, small
@@ -68,7 +69,7 @@ def fitted(clients: Any, rounds: int = 3, **more: Any) -> fedspan.Result:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few clients are many."""
-    monkeypatch.setattr("fedspan.tasks._module.READ_AT_START", 50)
+    monkeypatch.setattr(Material, "read_at_start", 50)
 
 
 def calls(work: Callable[[], Any]) -> int:
@@ -240,7 +241,7 @@ def test_what_needs_all_sizes_reads_them_from_a_list(
     """The same run as one that reads everything at the start."""
     clients = [Fetched(MANY)[i] if i % 2 else (X[:5], Y[:5]) for i in range(MANY)]
     one = fitted(clients, test=(X, Y), **more)
-    monkeypatch.setattr("fedspan.tasks._module.READ_AT_START", 10 * MANY)
+    monkeypatch.setattr(Material, "read_at_start", 10 * MANY)
     assert [row["loss"] for row in fitted(clients, test=(X, Y), **more).history] == [
         r["loss"] for r in one.history
     ]

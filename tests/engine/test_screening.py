@@ -18,12 +18,9 @@ from fedspan.core.bundle import Bundle
 from fedspan.core.config import Engine, Participation
 from fedspan.core.errors import SpecError
 from fedspan.core.round import Round
-from fedspan.engine import loop as loops
-from fedspan.engine import simulator
 from fedspan.engine.loop import Loop, cohort_of
 from fedspan.engine.simulator import Simulator
 from fedspan.remote.messages import RoundMessage
-from fedspan.replies import chain as chains
 from fedspan.replies.chain import Chain, norms_of
 from support.channel import LocalChannel, remote
 from support.loops import RUN, Scripted, advance, small
@@ -39,11 +36,17 @@ CODED = [
 
 
 def run(
-    name: str, own: dict[str, Any], rounds: int = 12, screen: float | None = 100.0, **settings: Any
+    name: str,
+    own: dict[str, Any],
+    rounds: int = 12,
+    screen: float | None = 100.0,
+    copies: int | None = None,
+    **settings: Any,
 ) -> tuple[Loop, Any]:
     problem = small(torch.float32, **settings)
     method = build(name, **own)
     clients = Simulator(method, problem)
+    clients.copies = clients.copies if copies is None else copies
     chain = Chain(method, Participation(screen=screen), runs=len(problem.seeds))
     loop = Loop(method, problem, clients, problem.seeds, 5, rounds=60, chain=chain)
     return advance(loop, rounds), clients
@@ -80,14 +83,13 @@ def test_a_finite_reply_of_3e38_does_not_end_the_run(name: str, own: dict[str, A
     "own", [{}, {"compressor": {"name": "topk", "k": 0.5}, "beta": 0.3}], ids=["plain", "coded"]
 )
 def test_states_written_over_their_copies_are_the_same(
-    own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    own: dict[str, Any],
 ) -> None:
     """Also that of a client whose reply is left out: what was overwritten is its copy."""
     found = []
     for least in (0, 1 << 62):
-        monkeypatch.setattr(simulator, "COPIES", least)
         with hostile([2], HUGE, {4, 5, 9}):
-            found.append(run("ssf", own, seeds=(0, 1)))
+            found.append(run("ssf", own, copies=least, seeds=(0, 1)))
     (loop, clients), (other, others) = found
     assert any("left out" in event for event in loop.events)
     assert same(tensors(loop.server), tensors(other.server))
@@ -184,13 +186,16 @@ def test_a_resumed_run_knows_what_is_usual() -> None:
     assert second.events == whole.events
 
 
+class Large(fedspan.Callback):
+    """Every model counts as a large one."""
+
+    def on_run_start(self, run: Loop) -> None:
+        run.large = run.chain.large_from = 0
+
+
 @pytest.mark.parametrize("name", ["ssf", "scaffold", "fedavg"])
-def test_replies_of_large_models_are_screened_as_they_come(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replies_of_large_models_are_screened_as_they_come(name: str) -> None:
     """By what was usual in earlier rounds; where the state was overwritten in place, the client starts again."""
-    for module in (chains, loops):
-        monkeypatch.setattr(module, "LARGE", 0)
     torch.manual_seed(0)
     model, data = (
         torch.nn.Linear(40, 3),
@@ -199,7 +204,7 @@ def test_replies_of_large_models_are_screened_as_they_come(
     with hostile([1], HUGE, {3}):
         result = fedspan.fit(
             model, data, method={"name": name, "lr": 0.1, "local_steps": 2}, rounds=6, test=data[0],
-            engine=Engine(simulate="loop"), progress=False,
+            engine=Engine(simulate="loop"), callbacks=[Large()], progress=False,
         )  # fmt: skip
     (event,) = [event for line in result.history for event in line.get("events", ())]
     assert event.startswith("round 3: client 1: reply left out")
@@ -263,12 +268,11 @@ def test_a_statistic_without_a_range_is_refused() -> None:
         screening().screened(reply, None, round_of(5))
 
 
-def test_the_norm_of_a_large_reply_is_that_of_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_norm_of_a_large_reply_is_that_of_its_pieces() -> None:
     v = torch.randn(2, 3, 1000)
     v[0, 0] *= 1e30
     v[1, 1, 7], v[1, 2, 900] = math.inf, math.nan
     whole = norms_of([v, v[..., :10]])
-    monkeypatch.setattr(chains, "PIECE", 64)
     torch.testing.assert_close(
-        norms_of([v, v[..., :10]]), whole, rtol=1e-12, atol=0, equal_nan=True
+        norms_of([v, v[..., :10]], 64), whole, rtol=1e-12, atol=0, equal_nan=True
     )

@@ -14,7 +14,7 @@ from fedspan.core.round import Round
 from fedspan.uplinks import RunningMean
 from support.equivalence import ROUNDS, relative
 from support.loops import advance, model, small, start
-from support.methods import GAUSSIAN, build
+from support.methods import EVERYTHING, GAUSSIAN, build
 
 COMPRESSORS: list[dict[str, Any]] = [
     {"name": "qsgd", "levels": 127},
@@ -42,7 +42,7 @@ def test_compressed_ssf_keeps_its_sums(compressor: dict[str, Any]) -> None:
 
 def test_ssf_with_a_compressor_that_keeps_all_is_ssf() -> None:
     plain = start(build("ssf", projector=GAUSSIAN), small())
-    same = start(build("ssf", projector=GAUSSIAN, compressor={"name": "identity"}), small())
+    same = start(build("ssf", projector=GAUSSIAN, compressor=EVERYTHING), small())
     assert relative(model(advance(same, ROUNDS)), model(advance(plain, ROUNDS))) < 1e-12
     assert (plain.ledger.up == same.ledger.up).all()
 
@@ -176,16 +176,16 @@ def test_momentum_keeps_the_sums_and_forgets_the_noise() -> None:
 @pytest.mark.parametrize("clients_per_round", [3, 7])
 def test_running_means_without_a_compressor(clients_per_round: int) -> None:
     """In the whole space SCALLION; in a subspace the same as with a compressor that leaves nothing out."""
-    whole, identity = {"projector": {"name": "identity"}}, {"compressor": {"name": "identity"}}
+    whole, everything = {"projector": {"name": "identity"}}, {"compressor": EVERYTHING}
     shared = {"server_lr": 0.6, "correction": "always"}
     pairs = [
         (
             build("ssf", beta=0.4, **whole, **shared),
-            build("scallion", alpha=0.4, server_lr=0.6, **identity),
+            build("scallion", alpha=0.4, server_lr=0.6, **everything),
         ),
         (
             build("ssf", beta=0.4, projector=GAUSSIAN),
-            build("ssf", beta=0.4, projector=GAUSSIAN, **identity),
+            build("ssf", beta=0.4, projector=GAUSSIAN, **everything),
         ),
     ]
     for ours, theirs in pairs:

@@ -10,7 +10,7 @@ import torch
 from fedspan.core import tables
 from support.equivalence import ROUNDS, relative, unequal
 from support.loops import advance, model, small, start
-from support.methods import ADAMW, GAUSSIAN, build
+from support.methods import ADAMW, EVERYTHING, GAUSSIAN, build
 
 
 @pytest.mark.parametrize("clients_per_round", [3, 7])
@@ -164,9 +164,6 @@ def test_fedit_averages_factors_and_ffalora_models() -> None:
     assert off["fedit"] > 1e-4
 
 
-IDENTITY = {"name": "identity"}
-
-
 @pytest.mark.parametrize("clients_per_round", [3, 7])
 @pytest.mark.parametrize("name", ["compressed", "ef", "doublesqueeze"])
 def test_without_compression_they_are_fedavg(name: str, clients_per_round: int) -> None:
@@ -174,7 +171,8 @@ def test_without_compression_they_are_fedavg(name: str, clients_per_round: int) 
     for settings in ({"server_lr": 0.6}, {"momentum": 0.5, "schedule": "linear"}):
         plain = advance(start(build("fedavg", **settings), problem, clients_per_round), ROUNDS)
         coded = advance(
-            start(build(name, compressor=IDENTITY, **settings), problem, clients_per_round), ROUNDS
+            start(build(name, compressor=EVERYTHING, **settings), problem, clients_per_round),
+            ROUNDS,
         )
         assert relative(model(coded), model(plain)) < 1e-12
 
@@ -190,7 +188,7 @@ def test_without_compression_they_are_scaffold(
     problem = small(weights="examples", **unequal(tmp_path))
     shared = {"server_lr": 0.6, "schedule": "cosine"}
     coded = start(
-        build(name, compressor=IDENTITY, **settings, **shared), problem, clients_per_round
+        build(name, compressor=EVERYTHING, **settings, **shared), problem, clients_per_round
     )
     scaffold = start(build("scaffold", **shared), problem, clients_per_round)
     for _ in range(ROUNDS):
@@ -204,7 +202,7 @@ def test_without_compression_they_are_scaffold(
 def test_ef21_without_compression_steps_along_everybodys_last_gradient() -> None:
     """x ← x − η_g η K mean_i h_i, with h_i the mean gradient of client i's last round, zero before its first."""
     problem = small()
-    loop = start(build("ef21", compressor=IDENTITY, server_lr=0.8), problem)
+    loop = start(build("ef21", compressor=EVERYTHING, server_lr=0.8), problem)
     x, last = problem.x0.clone(), torch.zeros(1, 7, 24, dtype=torch.float64)
     for _ in range(ROUNDS):
         rnd = loop._round()
@@ -222,7 +220,7 @@ def test_ef21_without_compression_steps_along_everybodys_last_gradient() -> None
 def test_ef21_estimates_the_mean_step_of_any_optimizer(settings: dict[str, Any]) -> None:
     """One compressed vector per reply; with everybody and without compression it is FedAvg."""
     problem = small()
-    ef21, fedavg = build("ef21", compressor=IDENTITY, **settings), build("fedavg", **settings)
+    ef21, fedavg = build("ef21", compressor=EVERYTHING, **settings), build("fedavg", **settings)
     one, other = (advance(start(method, problem, 7), ROUNDS) for method in (ef21, fedavg))
     assert relative(model(one), model(other)) < 1e-12
     assert (one.ledger.up == other.ledger.up).all()

@@ -27,8 +27,6 @@ def key_array(key: int) -> seeds.Keys:
 def code(table: Table, v: list[float], key: int) -> list[float]:
     """C(v) of a list of numbers."""
     n, name = len(v), table["name"]
-    if name == "identity":
-        return list(v)
     if name == "topk":
         largest = sorted(range(n), key=lambda j: -abs(v[j]))[: count(table, n)]
         return [v[j] if j in largest else 0.0 for j in range(n)]

@@ -11,9 +11,8 @@ import torch
 from sklearn.metrics import f1_score
 
 from fedspan.core.config import Settings
-from fedspan.huggingface import text_data
 from fedspan.huggingface.models import about, own_loss
-from fedspan.huggingface.text_data import as_texts
+from fedspan.huggingface.text_data import AT_ONCE, as_texts
 from fedspan.tasks._module import Material
 from support.tiny import MODELS, bert, lines, llama, questions
 
@@ -25,10 +24,9 @@ def evaluated(model: Any, rows: Any) -> Any:
         return evaluator(model)
 
 
-def test_perplexity_is_the_mean_over_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_perplexity_is_the_mean_over_tokens() -> None:
     """In small parts of unequal length, against all log-probabilities at once."""
-    monkeypatch.setattr(text_data, "AT_ONCE", 3)
-    model, rows = llama().eval(), lines(11)
+    model, rows = llama().eval(), lines(AT_ONCE + 11)
     found = evaluated(model, rows)
     logs, right = [], []
     with torch.no_grad():
@@ -66,12 +64,9 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_texts(name: str) -> None:
     assert found == pytest.approx(wanted, rel=1e-10 if name == "bert" else 1e-5)
 
 
-def test_scores_of_a_classifier_are_those_of_its_texts_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_scores_of_a_classifier_are_those_of_its_texts_one_by_one() -> None:
     """In parts of unequal size."""
-    monkeypatch.setattr(text_data, "AT_ONCE", 4)
-    model, rows = bert().eval(), questions(13, 3)
+    model, rows = bert().eval(), questions(AT_ONCE + 13, 3)
     found = evaluated(model, rows)
     said = [alone(model, row) for row in rows]
     predicted, actual = [int(one.logits.argmax()) for one in said], [row["labels"] for row in rows]

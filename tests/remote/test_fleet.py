@@ -19,8 +19,6 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 import fedspan
 from fedspan.core.errors import FedspanError, ResumableError, SpecError
-from fedspan.remote import server as remote_server
-from fedspan.remote.flower import server
 from fedspan.remote.flower.records import RunConfig
 from fedspan.remote.roster import Roster
 from support.flower import FakeGrid, events_of, inside_a_task, serve, spec_of  # noqa: F401
@@ -160,23 +158,16 @@ class Away(FakeGrid):
     gone = 10**9
 
 
-def test_a_fleet_that_is_away_pauses_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_server, "FIRST_DELAY", 0.001)
+def test_a_fleet_that_is_away_pauses_the_run(tmp_path: Path) -> None:
     spec = spec_of()
-    paused = serve(spec, Away(spec, tmp_path / "a"), tmp_path / "away", pause=60.0)
-    plain = serve(spec, FakeGrid(spec, tmp_path / "b"), tmp_path / "plain", pause=60.0)
+    paused = serve(spec, Away(spec, tmp_path / "a"), tmp_path / "away", pause=5.0)
+    plain = serve(spec, FakeGrid(spec, tmp_path / "b"), tmp_path / "plain", pause=5.0)
     assert paused.history[-1]["rel_err"] == plain.history[-1]["rel_err"]
     assert any("not connected" in event for event in events_of(paused))
 
 
 @pytest.mark.parametrize("gone", [0, 3], ids=["from the start", "later"])
-def test_a_run_whose_clients_never_come_stops_and_can_be_resumed(
-    gone: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_server, "FIRST_DELAY", 0.001)
-    monkeypatch.setattr(remote_server, "LONGEST_DELAY", 0.01)
+def test_a_run_whose_clients_never_come_stops_and_can_be_resumed(gone: int, tmp_path: Path) -> None:
     spec = spec_of()
     grid = Away(spec, tmp_path / "a")
     grid.gone = gone
@@ -186,16 +177,13 @@ def test_a_run_whose_clients_never_come_stops_and_can_be_resumed(
     assert not (tmp_path / "out" / "result.json").exists()
     assert not (tmp_path / "out" / "model.safetensors").exists()
     grid.gone = 10**9
-    resumed = serve(spec, grid, tmp_path / "out", pause=60.0, resume=True)
+    resumed = serve(spec, grid, tmp_path / "out", pause=5.0, resume=True)
     plain = serve(spec, FakeGrid(spec, tmp_path / "b"), tmp_path / "plain")
     assert resumed.status == "finished"
     assert resumed.history[-1]["rel_err"] == plain.history[-1]["rel_err"]
 
 
-def test_a_silent_client_costs_the_timeout_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "GRACE", 0.01)
+def test_a_silent_client_costs_the_timeout_once(tmp_path: Path) -> None:
     spec = spec_of(rounds=8, clients_per_round=7)
 
     class Silent(FakeGrid):

@@ -38,7 +38,6 @@ def test_what_travels_for_ssf_is_its_numbers(tmp_path: Path) -> None:
         last |= dict.fromkeys(one["accepted"], t)
         assert one["payload_up"] == 4 * (r + 2) * 3
         assert 0 <= one["payload_down"] - sum(4 * (m + r) for m in missed) <= 64 * 3
-        assert one["records_up"] - one["payload_up"] < 500 * 3
 
 
 def test_settings_are_checked() -> None:

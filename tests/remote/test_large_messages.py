@@ -36,15 +36,13 @@ def carried(content: RecordDict) -> RecordDict:
     return RecordDict({"header": header, "arrays": ArrayRecord(arrays)})
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "PIECE", 1000)
+PIECE = 1000  # bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_large_array_arrives_as_it_was_sent(dtype: torch.dtype) -> None:
     x = torch.randn(1, 1, 1777).to(dtype)
-    content = carried(records.write_message(message(x)))
+    content = carried(records.write_message(message(x), PIECE))
     assert len(content["arrays"]) > 3
     found = records.read_message(content, MOST).arrays["x"]
     assert found.dtype == dtype
@@ -53,7 +51,7 @@ def test_large_array_arrives_as_it_was_sent(dtype: torch.dtype) -> None:
 
 def test_nothing_is_copied_to_send_and_every_piece_is_freed_when_it_is_read() -> None:
     x = torch.randn(1, 1, 5000)
-    content = records.write_message(message(x))
+    content = records.write_message(message(x), PIECE)
     views = [array.data for name, array in content["arrays"].items() if name.startswith("x")]
     assert sum(len(view) for view in views) == x.nbytes
     assert all(np.shares_memory(np.frombuffer(view, np.uint8), x.numpy()) for view in views)
@@ -80,7 +78,7 @@ def negative(arrays: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("spoil", [lacking, other_shape, other_type, negative])
 def test_pieces_that_do_not_fit_are_refused(spoil: Callable[[dict[str, Any]], None]) -> None:
-    content = carried(records.write_message(message(torch.randn(1, 1, 1777))))
+    content = carried(records.write_message(message(torch.randn(1, 1, 1777)), PIECE))
     arrays = dict(content["arrays"].items())
     spoil(arrays)
     header = content["header"]

@@ -213,11 +213,10 @@ def test_a_round_is_not_summed_again_without_one_client(phase: str, tmp_path: Pa
 
 
 def test_a_round_that_failed_at_its_end_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Trying it again would be refused for ever where a client is gone for good."""
-    monkeypatch.setattr("fedspan.remote.server.FIRST_DELAY", 0.0)
-    loop, channel, _ = secure(build("fedavg"), small(), tmp_path, pause=60.0)
+    loop, channel, _ = secure(build("fedavg"), small(), tmp_path, pause=5.0)
     for client in ids_of(loop, 1)[:2]:
         channel.faults[1, client, "unmask"] = lambda _: []
     advance(loop, 3)

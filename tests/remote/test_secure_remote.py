@@ -143,12 +143,9 @@ def test_below_the_threshold_nothing_changes_anywhere(phase: str, tmp_path: Path
     close(controls(channel, end).mean(0), loop.server.c[0, 0], 1e-12)
 
 
-def test_a_round_is_tried_again_with_new_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedspan.remote.server.FIRST_DELAY", 0.0)
+def test_a_round_is_tried_again_with_new_keys(tmp_path: Path) -> None:
     method, problem = build("ssf", **SSF), small()
-    loop, channel, _ = secure(method, problem, tmp_path, pause=60.0)
+    loop, channel, _ = secure(method, problem, tmp_path, pause=5.0)
     for client in ids_of(loop, 1)[:2]:
         channel.faults[1, client] = lambda _: []
     advance(loop, 4)

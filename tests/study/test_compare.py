@@ -101,14 +101,14 @@ def test_the_command_line_reports_it(made: fedspan.Comparison, tmp_path: Path) -
     assert made.run_dir is not None
     report.report([made.run_dir], tmp_path, ["csv"], None, "")
     lines = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
-    assert [line["run"] for line in lines] == list(METHODS)
-    assert float(lines[0]["result_mean"]) == pytest.approx(made.rows[0]["accuracy"], rel=1e-5)
+    assert [line["method"] for line in lines] == list(METHODS)
+    assert float(lines[0]["accuracy"]) == pytest.approx(made.rows[0]["accuracy"], rel=1e-5)
 
 
 def test_the_command_line_cannot_continue_it(made: fedspan.Comparison) -> None:
     assert made.run_dir is not None
     with pytest.raises(SpecError, match=r"continue it there, with fedspan.compare\(…, run_dir="):
-        requested([made.run_dir / "study.toml"])
+        requested(made.run_dir / "study.toml")
 
 
 def histories(place: Path) -> dict[Path, int]:
@@ -155,27 +155,20 @@ def changed(what: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [("weights", "initial weights"), ("data", "clients' data"), ("test", "test data")],
-)
-def test_what_changed_is_run_again_and_said(
-    what: str, words: str, tmp_path: Path, capsys: Any
-) -> None:
+@pytest.mark.parametrize("what", ["weights", "data", "test"])
+def test_what_changed_is_run_again(what: str, tmp_path: Path) -> None:
     plain = {
         "methods": [FedAvg(lr=0.1)],
         "rounds": 2,
         "seeds": 1,
         "run_dir": tmp_path,
         "resume": True,
-        "progress": True,
+        "progress": False,
     }
     fedspan.compare(**plain, **changed(""))
     fedspan.compare(**plain, **changed(""))
-    assert "changed" not in capsys.readouterr().out
     assert len(histories(tmp_path)) == 1
     fedspan.compare(**plain, **changed(what))
-    assert f"the {words} changed since the runs in" in " ".join(capsys.readouterr().err.split())
     assert len(histories(tmp_path)) == 2
 
 
@@ -322,7 +315,7 @@ def test_a_spec_takes_the_place_of_model_and_data() -> None:
         ),
         (
             {"tune": {"B": {"lr": [1.0]}}},
-            "`label in tune` must be one of A, fedavg, got 'B'",
+            "`label of a grid` must be one of A, fedavg, got 'B'",
         ),
         ({"methods": {}}, "`methods` is empty"),
         (
@@ -390,21 +383,3 @@ def test_every_seed_is_within_the_budget(tmp_path: Path) -> None:
     assert len({one[read] for one in sent}) > 1
     assert all(one[read] <= 60_000 for one in sent)
     assert read == max(t for t in sent[0] if all(one[t] <= 60_000 for one in sent))
-
-
-def test_the_page_says_how_the_comparison_was_made(tmp_path: Path) -> None:
-    task = {"name": "regression", "dim": 6, "clients": 4, "samples": 8}
-    table = {
-        "rounds": 2,
-        "batch_size": "full",
-        "method": {"name": "fedavg", "lr": 0.01},
-        "task": task,
-    }
-    found = fedspan.compare(
-        {"A": fedspan.methods.FedAvg(lr=0.01)}, table, seeds=1, tune={"lr": [0.01, 0.02]}
-    )
-    line = found.results.command
-    assert line.startswith(
-        "fedspan.compare({'A': {'name': 'fedavg', 'lr': 0.01}}, spec, tune={'lr': [0.01, 0.02]}, "
-    )
-    assert "seeds=1" in found.page(tmp_path / "index.html").read_text()

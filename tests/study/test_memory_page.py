@@ -44,7 +44,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Path:
         spec = place / f"{name}.toml"
         spec.write_text(tomli_w.dumps(BASE | more))
         study = requested(
-            [spec], methods=["fedavg,scaffold", "ssf:rank=0.5 as SSF"], seeds=2, budget=["rounds=2"]
+            spec, methods=["fedavg,scaffold", "ssf:rank=0.5 as SSF"], seeds=2, budget=["rounds=2"]
         )
         formats = ["html", "md", "csv"]
         conduct.conduct(
@@ -69,13 +69,13 @@ def test_tables_have_a_column(shown: Path) -> None:
     assert text.count(tables.MEMORY) == 2  # of results and runs
     for line, size in zip(lines, sizes, strict=True):
         assert f"| {size / 1e6:.4g} |" in next(
-            row for row in text.splitlines() if row.startswith(f"| {line['run']} ")
+            row for row in text.splitlines() if row.startswith(f"| {line['method']} ")
         )
     assert tables.MEMORY_NOTE in text
 
 
 def test_the_toy_has_neither_column_nor_chart(shown: Path) -> None:
-    assert "client_memory_bytes" not in (shown / "toy/results.csv").read_text()
+    assert tables.MEMORY not in (shown / "toy/tables.md").read_text()
     for name in ("tables.md", "index.html"):
         assert "client memory" not in (shown / "toy" / name).read_text().lower()
     assert 'class="chart"' in (shown / "toy/index.html").read_text()
@@ -90,7 +90,7 @@ def test_the_chart_has_one_mark_a_method(shown: Path) -> None:
             pytest.approx(int(line["client_memory_bytes"]) / 1e6, rel=1e-5)
         ]
         accuracy = one["y"]["accuracy"]
-        assert accuracy["mean"] == [pytest.approx(100 * float(line["result_mean"]), rel=1e-5)]
+        assert accuracy["mean"] == [pytest.approx(100 * float(line["accuracy"]), rel=1e-5)]
         assert accuracy["low"][0] <= accuracy["mean"][0] <= accuracy["high"][0]
 
 

@@ -33,7 +33,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("compared")
     (place / "base.toml").write_text(tomli_w.dumps(TABLE))
     study = requested(
-        [place / "base.toml"],
+        place / "base.toml",
         methods=["ssf:drift.correction=always as SSF,fedavg as FedAvg,scaffold as SCAFFOLD"],
         seeds=2,
     )
@@ -62,13 +62,13 @@ def test_commands_that_change_a_comparison_are_added(tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text(tomli_w.dumps(TABLE))
     lines = ["fedspan compare base.toml", "fedspan compare base.toml --seeds 2 --resume"]
     for seeds, line in enumerate(lines, start=1):
-        study = requested([tmp_path / "base.toml"], seeds=seeds)
+        study = requested(tmp_path / "base.toml", seeds=seeds)
         conduct.conduct(
             study, tmp_path / "o", resume=seeds > 1, formats=["html"], line=line, console=QUIET
         )
     text = (tmp_path / "o" / "index.html").read_text()
     assert f'<pre class="command">{lines[0]}\n{lines[1]}</pre>' in text
-    again = requested([tmp_path / "o" / "study.toml"])
+    again = requested(tmp_path / "o" / "study.toml")
     assert again.parts[0].seeds == 2
 
 

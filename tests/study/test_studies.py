@@ -24,7 +24,6 @@ from fedspan.study.tuning import Runs
 QUIET = Console(quiet=True)
 ROOT = Path(__file__).parents[2]
 SCALES = {
-    "a9a": ["smoke", "full"],
     "flamby-brca": ["smoke", "full"],
     "flamby-heart": ["smoke", "full"],
     "mnist": ["smoke", "laptop"],
@@ -37,7 +36,6 @@ SCALES = {
     "preconditioner": ["smoke", "laptop", "full"],
     "bytes": ["smoke", "laptop"],
     "control": ["smoke", "laptop", "full"],
-    "a9a": ["smoke", "full"],
     "flamby-brca": ["smoke", "full"],
 }
 
@@ -50,8 +48,13 @@ def test_the_studies_there_are() -> None:
         model.committed("theory")
 
 
+OWN = str(ROOT / "studies/a9a/a9a.toml")
+
+
 @pytest.mark.parametrize(
-    ("name", "scale"), [(name, scale) for name, scales in SCALES.items() for scale in scales]
+    ("name", "scale"),
+    [(name, one) for name, scales in SCALES.items() for one in scales]
+    + [(OWN, "smoke"), (OWN, "full")],
 )
 def test_every_scale_makes_valid_specs(name: str, scale: str) -> None:
     """Every point of every grid in every row; and the study survives being written to a file."""
@@ -110,7 +113,7 @@ def test_studies_of_networks_run_in_small(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["options", "nlp", "preconditioner", "privacy", "bytes", "control", "a9a"]
+    "name", ["options", "nlp", "preconditioner", "privacy", "bytes", "control", OWN]
 )
 def test_every_other_study_runs_in_small_on_what_comes_with_fedspan(
     name: str, tmp_path: Path

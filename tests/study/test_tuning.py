@@ -107,23 +107,6 @@ def test_equal_bytes(runs: Runs) -> None:
     assert fedavg.at("up", cost).mean == pytest.approx(kept.mean())
 
 
-def test_another_cost_may_need_another_step(runs: Runs) -> None:
-    """At an early round the best point of a grid need not be the one that is best at the end."""
-    fedavg, ssf = cell(runs, FEDAVG), cell(runs, SSF)
-    for rounds in (2, 4):
-        tails = {
-            one.point["method.lr"]: one.curve.until(rounds).tail(2)
-            for one in fedavg.tried
-            if one.curve
-        }
-        best = max((lr for lr, tail in tails.items() if tail.whole), key=lambda lr: tails[lr].mean)
-        wanted = (
-            fedavg.at("round", rounds) if best == 0.3 else tails[best]
-        )  # 0.3 was chosen and has all seeds
-        assert fedavg.tuned_at("round", rounds) == wanted
-    assert ssf.tuned_at("round", 4) == ssf.at("round", 4)
-
-
 def test_a_budget_of_bytes_is_also_shown_in_rounds_and_in_both_directions(runs: Runs) -> None:
     (part,) = runs.study.parts
     limit = Budget({"up": cell(runs, SSF).equal_cost("up")})
@@ -133,11 +116,11 @@ def test_a_budget_of_bytes_is_also_shown_in_rounds_and_in_both_directions(runs: 
     grid = tables.results(part, entries)
     rounds, total = (cell(within, SSF).equal_cost(axis) for axis in ("round", "total"))
     assert grid.header[4:6] == [
-        f"{Budget({'total': total}).words()}, best of grid",
-        f"{rounds:g} rounds, best of grid",
+        f"at {Budget({'total': total}).words()}",
+        f"at {rounds:g} rounds",
     ]
     expected = [
-        tables.shown("accuracy", cell(within, v).tuned_at("total", total)) for v in (SSF, FEDAVG)
+        tables.shown("accuracy", cell(within, v).at("total", total)) for v in (SSF, FEDAVG)
     ]  # the best first
     assert [row[4] for row in grid.rows] == expected
 
@@ -249,26 +232,6 @@ def test_the_step_that_ends_lowest_is_chosen(toy: Runs) -> None:
     one = cell(toy, STEPS)
     ends = {tried.point["method.lr"]: tried.end.mean for tried in one.tried}
     assert one.point["method.lr"] == min(ends, key=lambda lr: ends[lr]) < 0.1
-
-
-@pytest.mark.parametrize("axis", ["round", "up", "total"])
-def test_for_fewer_rounds_or_bytes_a_longer_step_is_read_off_the_grid(toy: Runs, axis: Any) -> None:
-    """On tuning's own seeds, at the last rows within the cost."""
-    one = cell(toy, STEPS)
-    longest = one.tried[0].curve
-    assert longest is not None
-    cost = float(longest.spent[axis][4])
-    found = one.tuned_at(axis, cost)
-    assert found.mean == pytest.approx(longest.values[:, 3:5].mean(), rel=1e-12)
-    assert found.seeds == 1
-    assert found.mean < 0.9 * one.at(axis, cost).mean
-
-
-def test_at_the_whole_cost_it_is_the_point_that_was_chosen(toy: Runs) -> None:
-    """On all seeds: that one seed did better at another step is no reason to show that seed alone."""
-    part = toy.study.parts[0]
-    one = cell(toy, STEPS)
-    assert one.tuned_at("round", 60) == one.at("round", 60) == part.result(one.curve)
 
 
 def test_every_variant_takes_the_point_of_another_part_at_the_same_row(toy: Runs) -> None:

@@ -40,7 +40,6 @@ def inside_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages can only be made inside one of Flower's own tasks."""
     for name in ("run_id", "node_id", "task_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
-    monkeypatch.setattr(server, "REPLY_POLL", 0.001)
 
 
 class FakeGrid:

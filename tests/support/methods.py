@@ -13,6 +13,7 @@ from support.axes import by_axis
 
 GAUSSIAN = {"name": "gaussian", "rank": 3}
 TOPK, RANDK = {"name": "topk", "k": 0.3}, {"name": "randk", "k": 0.3}
+EVERYTHING = {"name": "randk", "k": 1.0}  # compresses nothing
 QSGD = {"name": "qsgd", "levels": 7, "bucket": 10}
 TWO_BITS = {
     "name": "feedback",
@@ -38,7 +39,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "fedprox": [
         {},
         {"mu": 2.0, "server_lr": 0.5, "optimizer": ADAMW},
-        {"momentum": 0.5, "schedule": "step", "milestones": [0.1, 0.3], "warmup": 3},
+        {"momentum": 0.5, "schedule": "cosine", "warmup": 3},
     ],
     "fednova": [{}, {"server_lr": 0.7, "momentum": 0.5}, {"optimizer": ADAMW}],
     "fedavgm": [
@@ -59,9 +60,9 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     ],
     "mimelite": [
         {},
-        {"base": "adam", "server_lr": 0.7, "eps": 0.1, "schedule": "linear"},
+        {"beta1": 0.5, "server_lr": 0.7, "schedule": "linear"},
     ],
-    "scaffnew": [{}, {"steps": "fixed", "schedule": "linear"}],
+    "scaffnew": [{}, {"schedule": "linear"}],
     "tamuna": [{}, {"owners": 3, "schedule": "cosine"}],
     "fedexp": [
         {},
@@ -81,7 +82,6 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {"rank": 4, "server_lr": 0.7, "momentum": 0.5},
         {"rank": {"*": 1.0}, "schedule": "cosine"},
         {"rank": 3, "optimizer": ADAMW | {"decay": 0.1}},
-        {"rank": 3, "extrapolate": True},
     ],
     "powersgd": [
         {"rank": 1},
@@ -172,7 +172,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "compressed": [
         {},
         {"compressor": RANDK, "server_lr": 0.5, "optimizer": ADAMW},
-        {"compressor": {"name": "natural"}, "momentum": 0.5},
+        {"compressor": {"name": "qsgd", "levels": 31}, "momentum": 0.5},
     ],
     "ef": [
         {},
@@ -182,14 +182,14 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     ],
     "ef21": [
         {"compressor": TOPK},
-        {"compressor": {"name": "cast"}, "momentum": 0.5, "server_lr": 0.7},
+        {"compressor": {"name": "sign"}, "momentum": 0.5, "server_lr": 0.7},
         {"compressor": TOPK, "optimizer": ADAMW},
     ],
     "qsparse": [
         {},
         {
             "optimizer": ADAMW,
-            "compressor": {"name": "compose", "outer": {"name": "natural"}, "inner": TOPK},
+            "compressor": {"name": "compose", "outer": QSGD, "inner": TOPK},
         },
     ],
     "fedsmu": [
@@ -205,18 +205,18 @@ METHODS: dict[str, list[dict[str, Any]]] = {
         {},
         {"compressor": {"name": "qsgd", "levels": 31}, "server_lr": 0.7},
         {"compressor": {"name": "randk", "k": 0.3, "unbiased": False}, "momentum": 0.5},
-        {"compressor": {"name": "identity"}, "optimizer": ADAMW},
+        {"compressor": EVERYTHING, "optimizer": ADAMW},
     ],
     "scallion": [
         {"compressor": RANDK},
         {"compressor": QSGD, "alpha": 0.5, "server_lr": 0.7},
         {"compressor": {"name": "randk", "k": 4}, "schedule": "cosine"},
-        {"compressor": {"name": "identity"}},
+        {"compressor": EVERYTHING},
         {"compressor": RANDK, "optimizer": ADAMW},
     ],
     "scafcom": [
         {"compressor": TOPK},
-        {"compressor": {"name": "natural"}, "beta": 1.0, "server_lr": 0.7},
+        {"compressor": {"name": "sign"}, "beta": 1.0, "server_lr": 0.7},
         {"compressor": TOPK, "optimizer": ADAMW},
     ],
 }

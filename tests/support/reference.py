@@ -30,6 +30,7 @@ Array = npt.NDArray[np.float64]
 Rows = dict[int, Sequence[npt.NDArray[np.int64]]]  # client → rows of its K local steps
 N, PER_ROUND, D, M, R, MOST, ROUNDS = 7, 3, 12, 2, 4, 9, 25
 LR, STEPS, REG, TOLERANCE = 0.02, 3, 0.1, 1e-10
+LONGEST = 60  # steps of a round whose number is drawn
 SEEDS = (5, 11)  # two runs side by side
 COUNTS = np.array([9, 3, 5, 8, 2, 6, 4])
 
@@ -256,6 +257,8 @@ def compare(
     problem = task.build(SEEDS, settings(batch, weights=weights))
     if set(steps) != {STEPS}:
         problem.steps = np.array(steps)
+    # rows for as many steps as a method takes that draws their number
+    taken = (LONGEST,) * N if spec["name"] in ("tamuna", "scaffnew") else steps
     simulator = Simulator(method, problem)
     loop = Loop(method, problem, simulator, SEEDS, PER_ROUND)
 
@@ -289,7 +292,7 @@ def compare(
         if batch != "full":
             parts = [
                 problem.picks(Schedule(t, ids[None], ids), part, STEPS)[0].numpy()
-                for part in range(-(-max(steps) // STEPS))
+                for part in range(-(-max(taken) // STEPS))
             ]
             picks = np.concatenate(parts).reshape(-1, *ids.shape, batch)
         with torch.inference_mode():
@@ -297,8 +300,8 @@ def compare(
         for run, reference in enumerate(references):
             rows: Rows = {}
             for place, i in enumerate(ids[run].tolist()):
-                full = [np.arange(counts[i])] * steps[i]
-                rows[i] = full if batch == "full" else list(picks[: steps[i], run, place])
+                full = [np.arange(counts[i])] * taken[i]
+                rows[i] = full if batch == "full" else list(picks[: taken[i], run, place])
             reference.t = t
             getattr(reference, spec["name"])(rows, Ps[run])
             close(matrix(loop.server.x[run, 0]), reference.x, "x", t)

@@ -26,7 +26,6 @@ def rounds_in(run_dir: Path) -> list[dict[str, Any]]:
                 for at, _, who, told in events
                 if at == t and told
             ]
-            own |= {name: line[name] for name in ("records_up", "records_down") if name in line}
             own |= {"payload_up": line["up_bytes"] - up, "payload_down": line["down_bytes"] - down}
             found.append(own)
         up, down = line.get("up_bytes", up), line.get("down_bytes", down)

@@ -45,10 +45,15 @@ def method_of(name: str, projector: str = "coordinate", **settings: Any) -> Any:
 
 
 def model_after(
-    problem: TorchProblem, method: Any, way: Simulate = "loop", rounds: int = 4
+    problem: TorchProblem,
+    method: Any,
+    way: Simulate = "loop",
+    rounds: int = 4,
+    large_from: int = 1 << 22,
 ) -> torch.Tensor:
     with Simulator(method, problem, Engine(simulate=way)) as clients:
         loop = Loop(method, problem, clients, (0,), 4)
+        loop.chain.large_from = large_from
         with torch.inference_mode():
             for _ in range(rounds):
                 loop.step()

@@ -498,8 +498,3 @@ def test_a_table_needs_no_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shown = CliRunner().invoke(app.app, ["partition", str(path)])
     assert shown.exit_code == 0
     assert "classes per client: 2 to 2, median 2" in shown.output
-    drawn = CliRunner().invoke(
-        app.app, ["partition", str(path), "--out", str(tmp_path / "map.png")]
-    )
-    assert "examples per client: 32 to 32" in drawn.output
-    assert "pip install 'fedspan[plot]'" in str(drawn.exception)

@@ -129,7 +129,7 @@ def test_methods_are_compared_by_perplexity(data: Path, monkeypatch: pytest.Monk
         "csv",
     )
     with Path("o/results.csv").open() as file:
-        ends = {row["run"]: float(row["result_mean"]) for row in csv.DictReader(file)}
+        ends = {row["method"]: float(row["perplexity"]) for row in csv.DictReader(file)}
     assert set(ends) == {"fedavg", "ssf"}
     alone = fedspan.run(spec_of(SPEAK, rounds=2, eval_every=1), data / "alone").history[-1]
     assert ends["ssf"] == pytest.approx(alone["perplexity"], rel=1e-4)

@@ -4,9 +4,9 @@
      2  β_i ← w_i / max(‖v_i − m‖, ν);  m ← Σ β_i v_i / Σ β_i          until ‖Σ β_i (v_i − m)‖ ≤ 1e-8 (Weiszfeld)
 
 Line 2 ends where the pulls of the replies, of length w_i each with Σ w_i = 1, cancel up to 1e-8. Σ w_i ‖v_i − m‖ is
-convex, so it is then at most 2e-8 above its minimum, relative to itself. ν, which keeps β_i finite, is `smoothing`
-times the median distance of line 1 by weight, and adds at most ν/2. Most rounds take 10 to 30 steps. Where one of the
-replies is the geometric median, or nearly so, they can be many, and `steps` bounds them. The result holds as long as
+convex, so it is then at most 2e-8 above its minimum, relative to itself. ν, which keeps β_i finite, is a millionth
+of the median distance of line 1 by weight, and adds at most ν/2. Most rounds take 10 to 30 steps. Where one of the
+replies is the geometric median, or nearly so, they can be many, and 1000 bound them. The result holds as long as
 less than half of the weight is hostile.
 
 m is a mean of the replies, so all distances follow from the products of the replies with each other: a step costs S²
@@ -22,9 +22,10 @@ import torch
 
 from fedspan import Aggregator, Round, Vector, register
 from fedspan.core.aggregator import middle
-from fedspan.core.errors import at_least, positive
 
 TOLERANCE = 1e-8  # what is left of the pulls of all replies
+MOST_STEPS = 1000
+SMOOTHING = 1e-6  # smallest distance, as a multiple of the median one
 PIECE = 1 << 16  # numbers of a reply whose products are taken at once
 
 
@@ -32,13 +33,6 @@ PIECE = 1 << 16  # numbers of a reply whose products are taken at once
 @dataclass(frozen=True, kw_only=True)
 class GeometricMedian(Aggregator):
     """Weiszfeld's smoothed iteration."""
-
-    steps: int = 1000  # most iterations
-    smoothing: float = 1e-6  # smallest distance, as a multiple of the median one
-
-    def __post_init__(self) -> None:
-        at_least("steps", self.steps, 1)
-        positive("smoothing", self.smoothing)
 
     def combine(self, v: Vector, rnd: Round) -> Vector:
         start = middle(v)  # 1
@@ -53,9 +47,9 @@ class GeometricMedian(Aggregator):
         ordered = _distances(products, share).sort(1)
         below = (w.gather(1, ordered.indices).cumsum(1) < 0.5).sum(1, keepdim=True)
         median = ordered.values.gather(1, below.clamp(max=v.shape[1] - 1))  # by weight
-        least = (self.smoothing * median).clamp(min=1e-300)
+        least = (SMOOTHING * median).clamp(min=1e-300)
         moving = torch.ones_like(least, dtype=torch.bool)  # (runs, 1, 1)
-        for _ in range(self.steps):
+        for _ in range(MOST_STEPS):
             near = w / _distances(products, share).clamp(min=least)
             total = near.sum(1, keepdim=True)
             change = near / total - share

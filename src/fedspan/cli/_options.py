@@ -29,6 +29,7 @@ Count = Annotated[int, typer.Option(min=1)]
 CountOrNone = Annotated[int | None, typer.Option(min=1)]
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec, a TOML file.")]
 Out = Annotated[Path, typer.Option(help="Directory for the results.")]
+Grids = Annotated[list[str] | None, typer.Option("--grid", metavar="KEY=VALUES")]
 Formats = Annotated[str, typer.Option("--format", help="What to write: html, md, csv, png.")]
 Changes = Annotated[
     list[str] | None,

@@ -27,6 +27,12 @@ from fedspan.core.terminal import broken
 MISTAKE, INTERRUPTED = 2, 130
 # Arguments of Python functions that are flags of commands
 ARGUMENTS = ("run_dir", "resume", "seeds")
+GIVEN = {
+    "tune": "--grid",
+    "metric": "--metric",
+    "goal": "--goal",
+    "tail": "--tail",
+}  # where they are
 WITH_OUT = ("compare", "reproduce")  # commands that call the run directory --out
 typer.core.HAS_RICH = False  # plain help texts are quick, and read well in a pipe
 
@@ -104,6 +110,9 @@ def with_flags(text: str, command: str) -> str:
         if name == "run_dir" and command in WITH_OUT:
             flag = "--out"
         text = text.replace(f"`{name}=True`", flag).replace(f"`{name}`", flag)
+    for name, flag in GIVEN.items():
+        if flag in sys.argv:
+            text = text.replace(f"`{name}`", flag)
     return text
 
 

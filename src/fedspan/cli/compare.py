@@ -1,25 +1,26 @@
 """`fedspan compare`: methods side by side."""
 
-from pathlib import Path
 from typing import Literal
 
 from fedspan.cli._options import (
     Changes,
     CountOrNone,
     Formats,
+    Grids,
     Jobs,
     Out,
     Plugin,
+    SpecFile,
     command_line,
     load_plugins,
 )
 
 
 def command(
-    specs: list[Path],
+    spec: SpecFile,
     out: Out,
     methods: list[str] | None = None,
-    grid: list[str] | None = None,
+    grid: Grids = None,
     budget: list[str] | None = None,
     changes: Changes = None,
     seeds: CountOrNone = None,
@@ -35,8 +36,9 @@ def command(
 ) -> None:
     """Tune methods, run them on one task and compare them.
 
+    SPEC is a spec, or a comparison file.
+
     Args:
-        specs: Specs of several methods on one task, one spec with --methods, or one comparison file.
         methods: Methods to compare: fedavg,ssf:rank=0.05,control=paper as SSF small
         grid: Values to tune over: lr=0.01,0.1 or ssf:lr=0.1,1.0
         budget: Compare at this cost: up=10MB, total=50MB or rounds=200
@@ -54,7 +56,7 @@ def command(
 
     load_plugins(plugin)
     study = requested(
-        specs, methods=methods or (), grids=grid or (), budget=budget or (), changes=changes or (), metric=metric,
+        spec, methods=methods or (), grids=grid or (), budget=budget or (), changes=changes or (), metric=metric,
         goal=goal, seeds=seeds, tune_seeds=tune_seeds, tune_rounds=tune_rounds, tail=tail,
     )  # fmt: skip
     conduct(

@@ -14,38 +14,15 @@ NAME = "my_project"  # what the templates call the project
 FOLDERS = ("tests", "data", "out", "runs")  # of a project, besides its package
 
 
-# Kind → (what is written otherwise in spec.toml and pyproject.toml, where one's own data goes). The files of a project
-# are those of `common` and of its kind. A tabular project needs no `task.py`: its tables become features by a schema.
-KINDS: dict[str, tuple[dict[str, str], str]] = {
-    "tabular": ({"fedspan[flower,vision]": "fedspan[flower]"}, ""),
-    "images": (
-        {"lr = 0.5  ": "lr = 0.2  "},
-        """Make a directory `data` with a directory `client-0`, `client-1`, … for each client and `test`. Each has a
-sub-directory of images per class, named in `CLASSES`.""",
-    ),
-    "text": (
-        {"lr = 0.5  ": "lr = 5.0  "},
-        """Make a directory `data` with a file `client-0.jsonl`, `client-1.jsonl`, … for each client and `test.jsonl`.
-A line is a JSON object with a text and its class: `{"text": "…", "label": "bank"}`. The classes are named in
-`CLASSES`.""",
-    ),
-    "custom": (
-        {"metrics = []": 'metrics = ["mae"]', "lr = 0.5  ": "lr = 0.1  "},
-        """Make a directory `data` with a file `client-0.npz`, `client-1.npz`, … for each client and `test.npz`, each
-with the arrays `x` and `y`; or let `data(client)` read from wherever your data is.""",
-    ),
-}
-
-
 def command(
     name: Annotated[Path, typer.Argument(metavar="NAME")],
-    kind: Literal["tabular", "images", "text", "custom"] = "tabular",
+    kind: Literal["tabular", "custom"] = "tabular",
 ) -> None:
     """Write a small project that runs at once.
 
     Args:
         name: Directory of the project; also its Python name.
-        kind: What the examples are.
+        kind: tabular: a table for each client; custom: a model and data in Python.
     """
     from fedspan.core.errors import SpecError
     from fedspan.core.files import make_dir, write_atomic
@@ -79,15 +56,11 @@ def command(
 
 def project(package: str, kind: str) -> dict[str, str]:
     """Return the files of a project: path in it → content."""
-    (changes, data), files = KINDS[kind], dict[str, str]()
+    files = dict[str, str]()
     for folder in (TEMPLATES / "common", TEMPLATES / kind):
         for path in sorted(folder.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 files[path.relative_to(folder).as_posix()] = path.read_text("utf-8")
-    for old, new in changes.items():
-        for name in ("spec.toml", "pyproject.toml"):
-            files[name] = files[name].replace(old, new)
-    files["README.md"] = files["README.md"].replace("DATA_SECTION", data)
 
     def named(text: str) -> str:
         hyphens = NAME.replace("_", "-")  # names of Flower apps have no underscores

@@ -1,20 +1,12 @@
 """`fedspan partition`: which client holds what."""
 
-from pathlib import Path
-
 from fedspan.cli._options import Changes, Plugin, SpecFile, load_spec
 
 CLIENTS, CLASSES = 30, 12  # that the table shows
 
 
-def command(
-    spec: SpecFile, out: Path | None = None, changes: Changes = None, plugin: Plugin = None
-) -> None:
-    """Show how many examples of each class every client holds.
-
-    Args:
-        out: Also draw a picture: a .png, .svg or .pdf file. It needs matplotlib.
-    """
+def command(spec: SpecFile, changes: Changes = None, plugin: Plugin = None) -> None:
+    """Show how many examples of each class every client holds."""
     import numpy as np
 
     from fedspan.cli._tables import say, show
@@ -41,13 +33,4 @@ def command(
         low, middle, high = np.percentile(values, [0, 50, 100])
         say(f"{name} per client: {low:.0f} to {high:.0f}, median {middle:.0f}")
     classes = f"{len(held.classes)} classes, " if held.classes else ""
-    title = f"{len(counts)} clients, {classes}{counts.sum():,} examples"
-    saved = ""
-    if out is not None:
-        from fedspan.core.extras import needs
-
-        needs("plot", "matplotlib")
-        from fedspan.study.figures import heatmap
-
-        saved = f"; saved in {heatmap(held, title, out)}"
-    say(title + saved)
+    say(f"{len(counts)} clients, {classes}{counts.sum():,} examples")

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedspan.cli._options import Changes, Count, CountOrNone, Plugin, load_plugins, load_spec
+from fedspan.cli._options import Changes, CountOrNone, Plugin, load_plugins, load_spec
 
 if TYPE_CHECKING:
     from fedspan.core.privacy import Privacy
     from fedspan.costs.plan import Plan
-
-STEPS: dict[str, Any] = {
-    "sgd": {},
-    "momentum": {"local": {"name": "sgd", "momentum": 0.9}},
-    "adamw": {"local": "adamw"},
-}
 
 
 def command(
@@ -29,24 +23,12 @@ def command(
     model: Path | None = None,
     epsilon: float | None = None,
     delta: float = 1e-5,
-    rank: float | None = None,
     trained: CountOrNone = None,
-    lora_rank: Count = 8,
-    batch_size: Count = 16,
-    length: Count = 64,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    rounds: Count = 100,
-    clients: Count = 10,
-    clients_per_round: CountOrNone = None,
-    frozen_modules: list[str] | None = None,
-    optimizer: Literal["sgd", "momentum", "adamw"] = "sgd",
-    labels: Annotated[int | None, typer.Option(min=2)] = None,
-    checkpointing: bool = False,
-    recompute: bool = False,
 ) -> None:
     """Show what each method costs in bytes, memory and disk.
 
-    Give a spec, or --model and the options after it.
+    Give a spec, or --model: then 10 clients train it in 100 rounds with LoRA of rank 8, on batches of 16 texts of 64
+    tokens, and --set changes this, as in --set task.length=512 or --set 'method={name="ssf", rank=0.1}'.
 
     Args:
         spec: The spec, a TOML file; or give --model.
@@ -54,20 +36,7 @@ def command(
         model: A Hugging Face model's directory or its config.json.
         epsilon: Also show the noise of differential privacy at this epsilon.
         delta: Delta of --epsilon.
-        rank: SSF's rank, as a share of a layer's inputs.
-        trained: Parameters that SSF and LoRA train.
-        lora_rank: Without --rank and --trained: train as many parameters as LoRA does.
-        batch_size: Texts per batch.
-        length: Tokens per text.
-        dtype: Type of the weights.
-        rounds: Number of rounds.
-        clients: Number of clients.
-        clients_per_round: Clients per round. Default: all.
-        frozen_modules: Pattern of tensors that are not trained.
-        optimizer: Optimizer of local steps.
-        labels: Number of classes, for a classifier.
-        checkpointing: Gradient checkpointing, for all methods.
-        recompute: SSF's layers recompute outputs instead of keeping them.
+        trained: Parameters that methods of a subspace and LoRA train. Default: as many as LoRA of rank 8.
     """
     if (spec is None) == (model is None):
         raise typer.BadParameter(
@@ -75,38 +44,18 @@ def command(
         )
     load_plugins(plugin)
     from fedspan.cli._tables import console
-    from fedspan.core.errors import SpecError
     from fedspan.core.extras import needs
     from fedspan.core.privacy import Privacy
-    from fedspan.core.spec import Spec
+    from fedspan.core.spec import Spec, with_changes
     from fedspan.costs.plan import plan
 
     if spec is not None:
         source = load_spec(spec, changes)
-    elif rank is not None and trained is not None:
-        raise SpecError("--rank and --trained both say how much SSF trains; give one of them")
     else:
-        method: dict[str, Any] = {"name": "fedit", "rank": lora_rank}
-        if rank is not None:
-            method = {"name": "ssf", "rank": rank}
-        own = {
-            "rounds": rounds,
-            "batch_size": batch_size,
-            "clients_per_round": clients_per_round,
-            "method": method | STEPS[optimizer] | {"lr": 1.0},
-            "task": {
-                "name": "outline",
-                "model": str(model),
-                "clients": clients,
-                "length": length,
-                "labels": labels,
-                "precision": "bfloat16" if dtype == "bfloat16" else "full",
-                "gradient_checkpointing": checkpointing,
-            },
-            "projection": {"frozen_modules": frozen_modules or []},
-            "engine": {"recompute": recompute},
-        }
-        source = Spec.from_table(own)
+        task = {"name": "outline", "model": str(model), "clients": 10, "length": 64}
+        method = {"name": "fedit", "rank": 8, "lr": 1.0}
+        own = {"rounds": 100, "batch_size": 16, "method": method, "task": task}
+        source = Spec.from_table(with_changes(own, tuple(changes or ())))
     settings = source.dp
     if epsilon is not None:
         settings = Privacy(epsilon=epsilon, delta=delta, clip=(settings and settings.clip) or 1.0)

@@ -7,7 +7,6 @@ def command(
     study: str,
     out: Out,
     scale: str | None = None,
-    quick: bool = False,
     seeds: CountOrNone = None,
     jobs: Jobs = 1,
     again: bool = False,
@@ -17,17 +16,15 @@ def command(
     Finished runs are kept.
 
     Args:
-        study: The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, a9a, flamby-brca
-            or flamby-heart.
+        study: The study: toy, mnist, cifar100, nlp, options, preconditioner, privacy, bytes, control, flamby-brca or
+            flamby-heart; or a TOML file of a study.
         scale: smoke, laptop, paper or full. Default: the study's own.
-        quick: Short for --scale smoke.
         seeds: Number of seeds. Default: the scale's own.
         again: Discard earlier results in --out.
     """
     from fedspan.cli._tables import console
     from fedspan.study import conduct
 
-    scale = "smoke" if quick else scale
     conduct.reproduce(
         study, out, scale=scale, seeds=seeds, jobs=jobs, again=again, console=console, line=command_line()
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,7 +32,6 @@ def command(
     changes: Changes = None,
     seeds: Count = 1,
     callback: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
-    simulate: Literal["auto", "loop", "batched", "pool"] | None = None,
     plugin: Plugin = None,
     threads: Threads = 1,
 ) -> int:
@@ -45,10 +44,8 @@ def command(
         resume: Continue the run in --run-dir.
         seeds: Number of runs, with consecutive seeds.
         callback: Add a callback, such as tensorboard or early_stopping.
-        simulate: How the clients of a round are computed; short for --set engine.simulate=…
     """
-    short = [f"engine.simulate={simulate}"] if simulate else []
-    loaded = load_spec(spec, [*(changes or ()), *short], threads, plugin)
+    loaded = load_spec(spec, changes, threads, plugin)
 
     from fedspan.api.run import run
     from fedspan.core import registry, tables

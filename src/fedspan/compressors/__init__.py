@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING
 from fedspan.core.namespace import lazy
 
 if TYPE_CHECKING:
-    from fedspan.compressors.cast import Cast as Cast
     from fedspan.compressors.compose import Compose as Compose
-    from fedspan.compressors.identity import Identity as Identity
-    from fedspan.compressors.natural import Natural as Natural
     from fedspan.compressors.qsgd import QSGD as QSGD
     from fedspan.compressors.randk import RandK as RandK
     from fedspan.compressors.sign import Sign as Sign

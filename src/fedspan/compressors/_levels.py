@@ -17,24 +17,20 @@ def buckets(v: Vector, size: int | None) -> torch.Tensor:
     return padded.view(*v.shape[:-1], -1, size)
 
 
-def unit(v: torch.Tensor) -> torch.Tensor:
-    """The power of two at or below max |v| along the last axis, which is kept; zero for zeros, not finite if v is not.
-
-    Division by it is exact and gives numbers in (−2, 2), whose squares are safe to sum.
-    """
-    top = v.abs().amax(-1, keepdim=True)
-    mantissa, _ = torch.frexp(top)
-    return torch.where(top == 0, top, top / (2 * mantissa))
-
-
 def over(v: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return v divided by its scale; zeros where the scale is zero, as v is then."""
     return v / torch.where(scale == 0, torch.ones_like(scale), scale)
 
 
 def norm(v: torch.Tensor) -> torch.Tensor:
-    """Return ‖v‖ along the last axis, which is kept."""
-    scale = unit(v)
+    """Return ‖v‖ along the last axis, which is kept.
+
+    v is divided by the power of two at or below max |v|. This is exact and gives numbers in (−2, 2), whose squares are
+    safe to sum.
+    """
+    top = v.abs().amax(-1, keepdim=True)
+    mantissa, _ = torch.frexp(top)
+    scale = torch.where(top == 0, top, top / (2 * mantissa))
     safe: torch.Tensor = torch.linalg.vector_norm(over(v, scale), dim=-1, keepdim=True)
     return scale * safe
 

@@ -82,7 +82,7 @@ class Drift:
         P: LinearMap,
         steps: int | torch.Tensor,
     ) -> Parts:
-        """Return the parts of a reply; `v` is sent by the uplink. `came` is −z, or the mean gradient.
+        """Return the parts of a reply; `v` is sent by the uplink. `came` is −z, or the mean gradient; change it freely.
 
         `steps` is their number, or that of each client, (runs, clients, 1).
         """
@@ -155,8 +155,10 @@ class Optimizer(ABC):
         shift: Vector | None = None,
         average: bool = False,
         own: torch.Tensor | None = None,
-    ) -> tuple[Vector, Vector, Any]:
+    ) -> tuple[Vector, Vector | None, Any]:
         """Return end point, memory and, if asked for, the mean direction of some steps.
+
+        Plain steps have no memory: it stays as it was at the start.
 
         Args:
             start: The point from which the steps are taken, which all clients of a cohort may share.
@@ -169,16 +171,20 @@ class Optimizer(ABC):
             average: Whether the mean direction is needed. After plain steps the end point shows it.
             own: The number of steps of each client, (runs, clients, 1), where they differ.
         """
-        steps_itself = self.plain and shift is None and not average
-        if steps_itself and getattr(direction, "takes_steps", False):
+        if (
+            self.plain
+            and shift is None
+            and not average
+            and getattr(direction, "takes_steps", False)
+        ):
+            if own is None:
+                return direction.descend(start, lr, steps), held, None
             y, end, done = start, start, 0
-            for until in [steps] if own is None else own.int().unique().tolist():
+            for until in own.int().unique().tolist():
                 y = direction.descend(y, lr, until - done)
-                end, done = (
-                    y if own is None or done == 0 else torch.where(own < until, end, y),
-                    until,
-                )
-            return end, end[..., :0], None
+                end = y if done == 0 else torch.where(own < until, end, y)
+                done = until
+            return end, held, None
         in_place = getattr(direction, "in_place", None)
         total: Any = 0
         least = steps if own is None else int(own.min())

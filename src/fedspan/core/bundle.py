@@ -53,7 +53,17 @@ class Bundle:
 
     def replace(self, **parts: Any) -> Bundle:
         """Return a bundle with other parts; one that is None is left out."""
-        return Bundle(**{**vars(self), **parts})
+        if not parts:
+            return self
+        new = object.__new__(Bundle)
+        own = new.__dict__
+        own.update(self.__dict__)
+        for name, part in parts.items():
+            if part is not None:
+                own[name] = part
+            else:
+                own.pop(name, None)
+        return new
 
 
 def payload(up: Bundle) -> dict[str, Any]:

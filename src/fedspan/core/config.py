@@ -164,13 +164,11 @@ class Engine:
             batches and the clients alone (`"auto"`).
         workers: Processes of `"pool"`. None takes as many as torch has threads.
         states_dir: A directory for the clients' states, so that memory holds only those of one round's clients.
-        recompute: Recomputes outputs of projected layers in the backward pass instead of keeping them.
     """
 
     simulate: Simulate = "auto"
     workers: int | None = None
     states_dir: str | Path | None = None
-    recompute: bool = False
 
     def __post_init__(self) -> None:
         one_of("simulate", self.simulate, get_args(Simulate))

@@ -46,10 +46,6 @@ class CheckpointError(FedspanError):
     """A checkpoint or a history cannot be resumed."""
 
 
-class ChangedError(CheckpointError):
-    """A file of a run is not as the run left it."""
-
-
 class ResumableError(FedspanError):
     """A run cannot go on now; what it has saved can be resumed."""
 

@@ -57,22 +57,8 @@ def snake_case(name: str) -> str:
 
 
 def direction_of(metric: Any) -> bool | None:
-    """Return whether more of a metric is better, as `higher_is_better` of a class, an object or a function says.
-
-    Functions of scikit-learn have it in their names. None: nobody says.
-    """
-    said = getattr(metric, "higher_is_better", None)
-    if said is None and isinstance(metric, functools.partial):
+    """Return whether more of a metric is better, as its `higher_is_better` says; None: nobody says."""
+    if isinstance(metric, functools.partial) and not hasattr(metric, "higher_is_better"):
         return direction_of(metric.func)
-    if said is None and is_sklearn(metric):
-        name = str(metric.__name__)
-        lower = name.endswith(("_error", "_loss", "_deviance"))
-        return False if lower else True if name.endswith("_score") else None
+    said = getattr(metric, "higher_is_better", None)
     return None if said is None else bool(said)
-
-
-def is_sklearn(function: Any) -> bool:
-    """Return whether a function is one of `sklearn.metrics`."""
-    return str(getattr(function, "__module__", "")).startswith("sklearn.metrics.") and hasattr(
-        function, "__name__"
-    )

@@ -157,11 +157,11 @@ class LinearMap:
             )
 
 
-@dataclass(frozen=True, eq=False)
 class Transposed:
     """Pᵀ of a LinearMap."""
 
-    of: LinearMap
+    def __init__(self, of: LinearMap) -> None:
+        self.of = of
 
     def __matmul__(self, z: Vector) -> Vector:
         """Return Pᵀ z."""
@@ -191,6 +191,8 @@ class Transposed:
     def plus(self, z: Vector, x: Vector, overwrite: bool = False, sign: int = 1) -> Vector:
         """Return x + Pᵀz, or x − Pᵀz, with one new vector of this length; with `overwrite` in x itself."""
         if overwrite:
+            if self.of.whole:
+                return x.add_(z, alpha=sign)
             if not z.is_meta:
                 self._add(z if sign > 0 else -z, x)
             return x
@@ -337,9 +339,15 @@ def _check_once(projector: Projector, factor: Factor, inputs: int, dtype: torch.
 @functools.lru_cache(maxsize=64)
 def draw(projector: Projector, layout: Layout, of_runs: Seeds, epoch: int) -> LinearMap:
     """Return P of one epoch between two refreshes; cached, because both ends and several steps of a round need it."""
-    values = sum(projector.rank_of(b) * b.inputs for b in layout.blocks if b.axis is not None)
-    ahead = AT_ONCE if values <= SMALL // AT_ONCE else 1
+    ahead = _ahead(projector, layout)
     return _epochs(projector, layout, of_runs, epoch // ahead, ahead)[epoch % ahead]
+
+
+@functools.lru_cache(maxsize=16)
+def _ahead(projector: Projector, layout: Layout) -> int:
+    """Return how many epochs are drawn at once."""
+    values = sum(projector.rank_of(b) * b.inputs for b in layout.blocks if b.axis is not None)
+    return AT_ONCE if values <= SMALL // AT_ONCE else 1
 
 
 @functools.lru_cache(maxsize=16)

@@ -179,7 +179,7 @@ def needs_unbiased(key: str, compressor: Any, n: int) -> None:
     if compressor.omega(n) is None:
         raise SpecError(
             f"`{key}` {name_of(compressor)!r} is biased with these settings, and a control that moves by a share of it "
-            "needs an unbiased one; use randk, qsgd or natural with unbiased = true"
+            "needs an unbiased one; use randk or qsgd with unbiased = true"
         )
 
 

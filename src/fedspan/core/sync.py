@@ -9,7 +9,6 @@ Over a network, `pick` selects what one client is sent and `open` rebuilds x the
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -109,7 +108,7 @@ class ModelSync:
             )
         return self.x
 
-    @functools.cached_property
+    @property
     def sent(self) -> tuple[Bools, Ints]:
         """Who gets x in full, and how many log entries each client is sent.
 

@@ -161,12 +161,12 @@ class Ledger:
         return Ledger(*np.zeros((2, runs, clients), np.int64))
 
     def sent(self, rnd: Round, sizes: Ints | int) -> None:
-        """Ints the downloads of a round; `sizes` is (runs, S), or one number for all."""
-        self.down.reshape(-1)[rnd.rows] += np.asarray(sizes).reshape(-1)
+        """Count the downloads of a round; `sizes` is (runs, S), or one number for all."""
+        self.down.reshape(-1)[rnd.rows] += sizes if isinstance(sizes, int) else sizes.reshape(-1)
 
     def received(self, rnd: Round, sizes: Ints | int) -> None:
-        """Ints the replies of a round."""
-        self.up.reshape(-1)[rnd.rows] += np.asarray(sizes).reshape(-1)
+        """Count the replies of a round."""
+        self.up.reshape(-1)[rnd.rows] += sizes if isinstance(sizes, int) else sizes.reshape(-1)
 
     def totals(self) -> tuple[Ints, Ints]:
         """(up, down) of each run so far."""

@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedspan.core import wire
-from fedspan.core.config import Engine, Settings
+from fedspan.core.config import Settings
 from fedspan.core.layout import Layout, Vector
 from fedspan.core.method import Method
 from fedspan.core.objective import Direction, Objective, Plus
@@ -105,7 +105,6 @@ def dry_problem(problem: TorchProblem) -> TorchProblem:
         batch_size=1,
         device=NOWHERE.type,
         training=dataclasses.replace(problem.training, augment=None),
-        engine=Engine(recompute=problem.recompute),
     )
     model, data = without_numbers(problem.model), [OneBatch(batch)]
     found = TorchProblem(model, data, problem.loss, problem.rules, settings, on_client=True)

@@ -31,7 +31,7 @@ COMPARED = ("ssf", "fedit", "ffalora", "fedavg", "scaffold")  # methods planned 
 FINE = 2**20  # shares of a layer's inputs that are told apart
 KEPT_SHAPES = 8  # of different models
 # Settings that one method takes from another, and those that decide the shapes of a model.
-SHARED = ("lr", "local_steps", "schedule", "warmup", "milestones", "gamma")
+SHARED = ("lr", "local_steps", "schedule", "warmup")
 DECIDING = (
     "task", "seed", "dtype", "batch_size", "training", "participation", "projection", "engine",
 )  # fmt: skip

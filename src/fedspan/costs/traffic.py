@@ -28,7 +28,6 @@ from fedspan.projectors._dense import Dense
 from fedspan.projectors.identity import Identity
 from fedspan.replies.chain import Chain, Replies
 
-WITH_VALUES = 300_000  # parameters up to which a walk with values is faster than without
 WALKED = 40  # rounds that are walked through, at least
 DRAWN = 2000  # rounds whose cohorts are drawn to know their downloads
 STEADY = 8  # rounds after which a run with all clients is taken to repeat its last two
@@ -38,9 +37,10 @@ class FlatProblem(Problem):
     """A model of the right size over clients that have nothing to learn; the vectors of a large one have no values."""
 
     seeds = (0,)
+    with_values = 300_000  # parameters up to which a walk with values is faster than without
 
     def __init__(self, layout: Layout, clients: int, buffers: int = 0) -> None:
-        device = None if layout.size <= WITH_VALUES else NOWHERE
+        device = None if layout.size <= self.with_values else NOWHERE
         self.layout, self.clients, self.weights = layout, clients, None
         self.x0 = torch.zeros(1, 1, layout.size, dtype=layout.dtype, device=device)
         self.buffers0 = self.x0.new_zeros(1, 1, buffers) if buffers else None

@@ -5,12 +5,10 @@ round since; both ends draw the P of any round from the shared seed.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fedspan import Bundle, Downlink, LinearMap, Log, ModelSync, Parts, Round, Vector, register
 from fedspan.core.sync import bytes_of
-
-LARGE_LOG = 1 << 24  # bytes of a log from which entries are dropped that no client lacks
 
 
 @register
@@ -19,6 +17,8 @@ class Changes(Downlink):
     """r values for each missed round."""
 
     logs = True
+    # bytes of a log from which entries are dropped that no client lacks
+    large_log: ClassVar[int] = 1 << 24
 
     def init(self, x0: Vector) -> Parts:
         return {"log": Log()}
@@ -44,6 +44,6 @@ class Changes(Downlink):
         """Return the log with this round's move, and as many before it as are cheaper than x."""
         size = bytes_of(entry)
         keep = max(1, rnd.layout.size * rnd.layout.dtype.itemsize // size)
-        if size * len(log.entries) > LARGE_LOG:
+        if size * len(log.entries) > self.large_log:
             keep = min(keep, rnd.missed_by_any)
         return {"log": log.push(entry, keep)}

@@ -127,7 +127,7 @@ class Controls(Drift):
         steps: int | torch.Tensor,
     ) -> Parts:
         u, b, Pc = work
-        a = came - Pc  # 2
+        a = came.sub_(Pc)  # 2
         if not isinstance(b, int):
             a = a + (1 - b) * u
         elif not b:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +99,6 @@ RECORD = {
     "checks": dict[str, str],
 }  # fmt: skip
 EVENTS_KEPT = 200  # between two rows; of the others only the number
-LARGE = 1 << 22  # numbers of a model of which the server's vectors are updated in place
 # Last round, bytes up and bytes down of a client that never took part
 NEVER = np.array([[-1], [0], [0]], np.int64)
 NOBODY = Replies(np.array([], np.int64), None)
@@ -127,6 +126,7 @@ class Loop:
     on_events: Callable[[Sequence[str]], None] | None = None  # is given what went wrong in a round
     metrics: Sequence[Any] = ()  # as the user gives them; they say whether more is better
     clock: Clock | None = None  # counts the hours of a run with one seed, and knows who is there
+    large: ClassVar[int] = 1 << 22  # parameters from which the server's vectors change in place
 
     def __post_init__(self) -> None:
         n, problem, runs = self.problem.clients, self.problem, len(self.seeds)
@@ -147,7 +147,6 @@ class Loop:
         self.more_events = 0  # that were not kept
         nobody = self.last_round[:, :0]
         self.heard = Heard(0, nobody, nobody[0])  # of the last round
-        self.carried = dict[str, int]()  # what else the log counts of its rounds
         self.id = secrets.token_hex(8)  # in every file of the run that it reads back
         self.start = start_of(problem.x0)  # a hash of sampled initial weights
         self.checks = dict[str, str]()  # file of lines → checksum of its last line
@@ -286,7 +285,7 @@ class Loop:
             schedule=schedule,
             known_start=self.known_start,
             rounds=self.rounds,
-            overwrite=noise is None and problem.layout.size >= LARGE,
+            overwrite=noise is None and problem.layout.size >= self.large,
             privacy=None if noise is None else noise.terms(),
             robust=self.chain.aggregator is not None,
         )

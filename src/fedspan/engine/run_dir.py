@@ -60,7 +60,6 @@ from fedspan.engine.result import Result, load
 from fedspan.engine.simulator import Simulator
 from fedspan.replies.chain import Event
 
-CHECKPOINT_SECONDS = 5.0
 MOST = 1024  # rounds of a line of the audit trail
 CHECKPOINT_FORM = {
     "decisions": dict[str, Any], "identity": str, "seeds": list[int], "round": int, "start": str,
@@ -103,7 +102,6 @@ def execute(
     with locked, removed_on_failure(lambda: _written(loop, spec), begun):
         if out is not None and resume and (found := _ended(out, loop, spec, retry=not here)):
             return found
-        key = None if out is None or apart else provenance.signing_key()
         files = RunFiles(loop, spec, checkpoint_every)
         if out is not None:
             files.open(resume, costs or {}, apart)
@@ -138,7 +136,7 @@ def execute(
             except Exception as error:  # a mistake there must not cost the trained model
                 failed = failed or error
         if out is not None:
-            files.close(result, key)
+            files.close(result)
         if failed is not None:
             raise failed
         _warn(loop, result)
@@ -226,6 +224,8 @@ def _written(loop: Loop, spec: Spec) -> Iterator[Path]:
 class RunFiles(Callback):
     """What a run writes while it goes on; nothing where it has no directory."""
 
+    seconds = 5.0  # from one checkpoint to the next
+
     def __init__(self, loop: Loop, spec: Spec, every: int | None) -> None:
         self.loop, self.spec, self.every, self.out = loop, spec, every, loop.run_dir or Path()
         self.folders = seed_dirs(self.out, loop.seeds)
@@ -267,16 +267,11 @@ class RunFiles(Callback):
             if (names := loop.problem.names) is not None:
                 header["names"] = [*names]
             path, name, check = self._log(folder, AUDIT)
-            try:
-                lines, _ = read_lines(path, check)
-                again: Line = {"resumed": loop.t, **now}
-                if resume and (told := line_of_rounds([loop.heard], 0, loop.seeds)[1:]):
-                    again["events"] = told
-                lines = [*lines, again] if lines else [header]
-            except CheckpointError as error:  # it is kept under another name
-                if path.exists():
-                    path.replace(folder / f"damaged-{loop.t}-{AUDIT}")
-                lines = [header | {"damaged": str(error).split(";")[0], "resumed": loop.t}]
+            lines, _ = read_lines(path, check)
+            again: Line = {"resumed": loop.t, **now}
+            if resume and (told := line_of_rounds([loop.heard], 0, loop.seeds)[1:]):
+                again["events"] = told
+            lines = [*lines, again] if lines else [header]
             trail = JsonLog(path, lines, loop.checks, name, spec.privacy is not None)
             self.logs.append((evaluations, trail))
         loop._each_round = [*loop._each_round, self]
@@ -350,13 +345,12 @@ class RunFiles(Callback):
             told = line_of_rounds(self.rounds, number, self.loop.seeds)
             line: Line = {"time": _now(), "events": told}
             line |= {"up_bytes": int(up[number]), "down_bytes": int(down[number])}
-            trail.append(line | self.loop.carried)
+            trail.append(line)
         self.rounds = []
-        self.loop.carried.clear()
 
     def save_if_due(self) -> None:
         """Saves the run if it has a directory and the last checkpoint is old."""
-        if self.logs and self.every is None and time.monotonic() - self.saved > CHECKPOINT_SECONDS:
+        if self.logs and self.every is None and time.monotonic() - self.saved > self.seconds:
             self.save()
 
     def save(self) -> None:
@@ -372,7 +366,7 @@ class RunFiles(Callback):
         self.loop.transport.saved()
         self.saved = time.monotonic()
 
-    def close(self, result: Result, key: Any) -> None:
+    def close(self, result: Result) -> None:
         """Writes the models and the card of a run that has ended, or a last checkpoint."""
         loop, spec, out = self.loop, self.spec, self.out
         # whether it can be made longer: the secret key of noise is deleted with its end
@@ -396,7 +390,7 @@ class RunFiles(Callback):
         about = {"run": loop.id, "start": self.start, "rounds": loop.t, "metrics": ends}
         about |= _decisions(spec) | {"versions": versions()} | self.changes
         keep = grows or (self.every is not None and result.status.startswith("diverged"))
-        provenance.write_outcome(out, result, about, key=key, keeps=keep)
+        provenance.write_outcome(out, result, about, keeps=keep)
         for name in () if keep else provenance.UNFINISHED:
             remove(out / name)
 

@@ -37,7 +37,6 @@ from fedspan.replies.chain import Chain, Event, Outliers, Replies
 from fedspan.replies.clip import after, leaked, private_work
 from fedspan.replies.fixed_point import FixedPoint, clipped_values, fixed_point_mean
 
-COPIES = 1 << 16  # numbers of a round's models from which new states take the place of copies
 BATCHED = 1 << 23  # numbers of a round's models up to which batched formulas are faster
 
 Answer = tuple[Any, Any, Vector | None]
@@ -120,6 +119,8 @@ def opened(method: Method, replica: Replica, down: wire.Arrays, rnd: Round) -> B
 class Simulator(contextlib.AbstractContextManager["Simulator"]):
     """A transport to clients in this process."""
 
+    copies = 1 << 16  # numbers of a round's models from which new states take the place of copies
+
     def __init__(
         self,
         method: Method,
@@ -167,7 +168,7 @@ class Simulator(contextlib.AbstractContextManager["Simulator"]):
         if how == "loop" and chain.large(rnd):
             return self._in_turn(rnd, down, buffers, chain)
         # states of several clients are copied to be read, so that they may be overwritten
-        copies = cohort > 1 and rnd.ids.size * rnd.layout.size >= COPIES
+        copies = cohort > 1 and rnd.ids.size * rnd.layout.size >= self.copies
         overwrite = how == "batched" and (copies or rnd.overwrite)
         own = rnd if rnd.overwrite == overwrite else replace(rnd, overwrite=overwrite)
         new, up, beside = self._work(own, down, buffers, how)

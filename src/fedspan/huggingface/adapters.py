@@ -1,13 +1,9 @@
-"""To and from PEFT: SSF's changes as LoRA adapters that PEFT loads, and adapters merged into a model to start from.
+"""To PEFT: what training changed as a LoRA adapter that PEFT loads.
 
 A round of SSF changes a fused weight by B P. That is a LoRA adapter with lora_A = P and lora_B = B, at scale 1. Tensors
 that are trained in full are saved with it: biases of such layers as lora_bias, other modules as modules_to_save. After
 many rounds, each in a subspace of its own, the change of a weight has full rank. Save it as a checkpoint
-(`save_pretrained`), or as an adapter of a given rank, by truncated SVD, whose error is reported.
-
-    export_round(model, rules, P, z, directory)       PeftModel.from_pretrained(model, directory) computes at x + Pᵀz
-    export_change(before, after, directory, rank=16)  the accumulated change, as close as the rank allows
-    merge_adapter(model, directory)                   a model to start from
+(`save_pretrained`), or as an adapter of a given rank, by truncated SVD, whose error is returned.
 
 Files are safetensors only. `lora` is a local step of LoRA as PEFT trains it, on the layers that fedspan projects: the
 step that SSF's memory is compared with.
@@ -16,7 +12,6 @@ step that SSF's memory is compared with.
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from fedspan.core.checkpoint import write_tensors
-from fedspan.core.errors import DataError, SpecError, at_least
+from fedspan.core.errors import SpecError, at_least
 from fedspan.core.extras import needs
-from fedspan.core.layout import Vector
 from fedspan.core.method import Footprint
-from fedspan.core.projector import LinearMap
 from fedspan.nn.layers import is_transposed
 from fedspan.nn.projection_rules import ProjectionRule
 
@@ -40,51 +33,9 @@ Pairs = dict[str, tuple[Tensor, Tensor]]
 NEGLIGIBLE = 1e-6  # singular values below this part of the largest are rounding
 
 
-@dataclass(frozen=True)
-class Change:
-    """How close an adapter comes to a change."""
-
-    error: float  # ‖ΔW − B A‖ / ‖ΔW‖ over all adapted weights
-
-
-def export_round(
-    model: nn.Module,
-    rules: Sequence[ProjectionRule],
-    P: LinearMap,
-    z: Vector,
-    directory: Path | str,
-) -> None:
-    """Writes the step from x, where `model` is, to x + Pᵀz as a PEFT adapter.
-
-    Args:
-        model: The model at x.
-        rules: Its projection rules, from `projection_rules(model)`.
-        P: The subspace of the round.
-        z: The step inside the subspace.
-        directory: Where to write `adapter_config.json` and `adapter_model.safetensors`.
-
-    Raises:
-        SpecError: PEFT has no adapter for a tensor that is projected or trained.
-
-    """
-    pairs, full = Pairs(), dict[str, Tensor]()
-    parts = z.detach().reshape(-1).cpu().split(P.sizes)
-    for rule, factor, part in zip(rules, P.factors, parts, strict=True):
-        if factor is None:
-            was = model.get_parameter(rule.name).detach().cpu()
-            full[rule.name] = was + part.view(rule.shape)
-        elif rule.how == "fused" and len(rule.shape) == 2 and not rule.also:
-            pairs[rule.layer] = part.view(-1, factor.rank), factor.columns()[0].mT
-        else:
-            raise SpecError(
-                f"{rule.name!r} is projected, and PEFT has no adapter for it; save the model with save_pretrained"
-            )
-    _write(Path(directory), model, pairs, full)
-
-
 def export_change(
     before: nn.Module, after: nn.Module, directory: Path | str, rank: int | None = None
-) -> Change:
+) -> float:
     """Writes what training changed as a PEFT adapter of `before`, the closest one of the given rank.
 
     Args:
@@ -94,7 +45,7 @@ def export_change(
         rank: The adapter's rank. None gives each layer the rank of its change, which is exact.
 
     Returns:
-        The error of the adapter.
+        The relative error of the adapter, ‖ΔW − B A‖ / ‖ΔW‖ over all adapted weights.
 
     """
     if rank is not None:
@@ -122,32 +73,7 @@ def export_change(
         error += float(s[r:].square().sum())
         size += float(delta.square().sum())
     _write(Path(directory), before, pairs, full)
-    return Change((error / size) ** 0.5 if size else 0.0)
-
-
-def merge_adapter(model: nn.Module, directory: Path | str) -> nn.Module:
-    """Merges a PEFT adapter into the weights of a model.
-
-    Args:
-        model: The model that the adapter belongs to.
-        directory: The adapter's directory.
-
-    Returns:
-        The merged model; the same tensors require a gradient as before.
-
-    """
-    needs("nlp", "peft")
-    from peft import PeftModel
-
-    if not all((Path(directory) / name).is_file() for name in (WEIGHTS, "adapter_config.json")):
-        raise DataError(
-            f"{str(directory)!r} has no adapter; it needs adapter_config.json and {WEIGHTS}"
-        )
-    trained = {name: p.requires_grad for name, p in model.named_parameters()}
-    merged: nn.Module = PeftModel.from_pretrained(model, str(directory)).merge_and_unload()
-    for name, parameter in merged.named_parameters():
-        parameter.requires_grad_(trained[name])
-    return merged
+    return (error / size) ** 0.5 if size else 0.0
 
 
 def _write(directory: Path, model: nn.Module, pairs: Pairs, full: dict[str, Tensor]) -> None:

@@ -7,9 +7,10 @@ network with random weights and a tokenizer of a few lines, for trials and tests
 """
 
 import contextlib
+import functools
 import importlib.util
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from fedspan.core.errors import DataError, FedspanError, SpecError, at_least, on
 from fedspan.core.extras import needs
 from fedspan.core.seeds import torch_generator
 from fedspan.data import sets
+from fedspan.data.datasets import Split
 from fedspan.huggingface.models import CAUSAL, about, prepare
 
 ModelKind = Literal["SequenceClassification", "CausalLM"]
@@ -92,25 +94,36 @@ def load_model(
         return auto.from_pretrained(place, config=config, use_safetensors=True, **local)
 
 
-def sentences(place: Path | None, texts: Sequence[str], longest: int) -> list[list[int]]:
-    """Texts as ids of a model's own tokenizer, with its marks of beginning and end, cut to `longest`."""
+@functools.lru_cache(maxsize=4)
+def sentences(
+    data: Split, place: Path | None, longest: int, which: tuple[int, ...]
+) -> dict[int, list[int]]:
+    """Row of a data set → its text as ids of a model's own tokenizer, between its marks, cut to `longest`."""
+    texts = data.x[list(which)].tolist()
     if place is None:  # for every word a number by a hash of its text, the same on every machine
         words = [[zlib.crc32(word.encode()) for word in text.lower().split()] for text in texts]
         ids = [[BEGIN, *(SPECIAL + one % (WORDS - SPECIAL) for one in text)] for text in words]
-        return [one[:longest] for one in ids]
-    with quietly():
-        read = _tokenizer(place)(list(texts), truncation=True, max_length=longest)
-        return read["input_ids"]  # type: ignore[no-any-return]
+        found = [one[:longest] for one in ids]
+    else:
+        with quietly():
+            found = _tokenizer(place)(texts, truncation=True, max_length=longest)["input_ids"]
+    return dict(zip(which, found, strict=True))
 
 
-def running(place: Path | None, texts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-    """The mark of a beginning, where the tokenizer has one, and texts as ids, uncut and without marks."""
+@functools.lru_cache(maxsize=4)
+def running(
+    data: Split, place: Path | None, which: tuple[int, ...]
+) -> tuple[list[int], dict[int, list[int]]]:
+    """The mark of a beginning, if the tokenizer has one, and row → its text as ids, uncut and without marks."""
+    texts = data.x[list(which)].tolist()
     if place is None:
-        return [BEGIN], [[SPECIAL + byte for byte in text.encode()] for text in texts]
-    with quietly():  # blocks are cut of texts that are longer than the model
-        tokenizer = _tokenizer(place)
-        begin = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
-        return begin, tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        begin, found = [BEGIN], [[SPECIAL + byte for byte in text.encode()] for text in texts]
+    else:
+        with quietly():  # blocks are cut of texts that are longer than the model
+            tokenizer = _tokenizer(place)
+            begin = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+            found = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return begin, dict(zip(which, found, strict=True))
 
 
 def _tokenizer(place: Path) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from fedspan.core.errors import DataError, one_line
 from fedspan.core.metric import IGNORED
@@ -96,8 +96,6 @@ def _columns(data: Any, who: str) -> dict[str, Any]:
             name: list(column) if str(getattr(column, "dtype", "")) == "object" else column
             for name, column in table.items()
         }
-    elif isinstance(data, TensorDataset):
-        data = data.tensors
     elif isinstance(data, Dataset) and not isinstance(data, Mapping):
         data = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Mapping):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from fedspan import Layout, Method, Optimizer, Round, SpecError, Vector
-from fedspan.core.errors import at_least, at_most, items, number, positive, shown
+from fedspan.core.errors import at_least, at_most, positive, shown
 from fedspan.core.method import Footprint, LearningRate
 from fedspan.core.objective import Direction
 from fedspan.core.registry import name_of
@@ -23,20 +23,16 @@ class LocalSteps(Method):
         lr: Local step size η_l. `"search"` tries several before the run, `"auto"` takes that of the theory.
         local_steps: Local steps per round, K.
         local: Optimizer of the local steps, such as `AdamW()`, `SGD(momentum=0.9)` or `"adamw"`.
-        schedule: How `lr` falls over the rounds of the run: `"constant"`, `"linear"`, `"cosine"`, or `"step"`, which
-            multiplies it by `gamma` at each of `milestones`. Linear and cosine end at a thousandth of `lr`.
+        schedule: How `lr` falls over the rounds of the run: `"constant"`, `"linear"` or `"cosine"`, which end at a
+            thousandth of `lr`.
         warmup: Rounds in which `lr` rises linearly at the start; the schedule spans the rounds after them.
-        milestones: Where `"step"` lowers `lr`, as shares of the scheduled rounds.
-        gamma: What `"step"` multiplies `lr` by.
     """
 
     lr: LearningRate = "search"  # η_l: local step size, "search" or "auto"
     local_steps: int = 10  # K: local steps per round
     local: Optimizer = PLAIN_STEPS  # optimizer of the local steps
-    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"  # how `lr` falls
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how `lr` falls
     warmup: int = 0  # rounds at the start in which `lr` rises linearly
-    milestones: tuple[float, ...] = (0.5, 0.75)  # where schedule = "step" lowers `lr`, as shares
-    gamma: float = 0.1  # what schedule = "step" multiplies `lr` by
     keeps_local: ClassVar[bool] = False  # whether states of `local` last between rounds
 
     def __post_init__(self) -> None:
@@ -55,13 +51,6 @@ class LocalSteps(Method):
         at_least("local_steps", self.local_steps, 1)
         at_most("local_steps", self.local_steps, 10**9)
         at_least("warmup", self.warmup, 0)
-        shares = items("milestones", self.milestones, "shares of the run")
-        if not all(0 < number("milestones", share) < 1 for share in shares):
-            raise SpecError(
-                f"`milestones` must be shares of the run between 0 and 1, got {list(shares)}"
-            )
-        object.__setattr__(self, "milestones", shares)
-        positive("gamma", self.gamma)
 
     def needs_plain_steps(self, why: str) -> None:
         """Raise SpecError unless the local steps are those of SGD without momentum."""
@@ -102,7 +91,5 @@ class LocalSteps(Method):
                 f"`schedule` {self.schedule!r} needs the length of the run; give `rounds` to the Loop"
             )
         done = min((rnd.t - self.warmup) / max(rnd.rounds - self.warmup, 1), 1.0)
-        if self.schedule == "step":
-            return self.lr * self.gamma ** sum(done >= share for share in self.milestones)
         left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.lr * max(left, 1e-3)

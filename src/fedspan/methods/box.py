@@ -158,9 +158,13 @@ class Box(LocalSteps):
     # the round
 
     def subspace(self, rnd: Round) -> LinearMap:
-        """P_t."""
-        epoch = 0 if isinstance(self.space, Identity) else rnd.t // self.space.refresh
-        return draw(self.space, rnd.layout, rnd.seeds, epoch)
+        """P_t, which several lines of a round need; `rnd` remembers it."""
+        drawn: tuple[Projector, LinearMap] | None = vars(rnd).get("drawn")
+        if drawn is None or drawn[0] is not self.space:
+            epoch = 0 if isinstance(self.space, Identity) else rnd.t // self.space.refresh
+            drawn = self.space, draw(self.space, rnd.layout, rnd.seeds, epoch)
+            vars(rnd)["drawn"] = drawn
+        return drawn[1]
 
     def broadcast(self, server: Bundle, rnd: Round) -> Bundle:
         P = self.subspace(rnd)  # 1
@@ -217,7 +221,7 @@ class Box(LocalSteps):
             start, direction, lr, steps, origin, held, average=average, own=several
         )  # 3
         if P.whole:
-            z.sub_(x)
+            z = z.sub_(x) if in_gradients or average else torch.sub(x, z, out=z)
         if own is not None and self.normalize:  # as if all took K steps
             z.mul_(self.local_steps / own)
         if average:
@@ -226,7 +230,7 @@ class Box(LocalSteps):
             came = z.div_(-lr * self.local_steps)
             came = came if D is None else came / D
         else:
-            came = z.neg_()
+            came = z if P.whole else z.neg_()
         made = steps if several is None else several
         parts = self.drift.reply(work, came, watched, client, P, made)
         v, kept = self.uplink.send(parts["v"], client, P)  # 4
@@ -234,7 +238,9 @@ class Box(LocalSteps):
         parts["v"] = v if code is None else code.compress(v, code.keys(rnd))
         if average:
             parts["z"] = z
-        return Bundle(**parts), client.replace(**kept, moments=None if held is None else memory)
+        if held is not None:
+            kept["moments"] = memory
+        return Bundle(**parts), client.replace(**kept)
 
     def _carried(self, held: Vector, P: LinearMap, rnd: Round) -> Vector:
         """Return a cohort's moments inside P."""

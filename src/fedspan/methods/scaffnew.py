@@ -6,8 +6,8 @@
      4  h_i ← h_i + (p/η_l) (x − y_i)              x of line 3;  Σ_i h_i = 0
 
 It is ProxSkip with the consensus constraint. With exact gradients and all clients it needs of the order of √κ rounds at
-η_l = 1/smoothness and K = √κ, where `scaffold` needs κ. With L = K (steps = "fixed") and all clients it is `scaffold`,
-h_i being c_i − c.
+η_l = 1/smoothness and K = √κ, where `scaffold` needs κ. With L = K in each round and all clients it would be
+`scaffold`, h_i being c_i − c.
 
 Differences from the paper: there all clients take part. Under sampling it is `tamuna` without masks, with its remarks
 about the download and about weights.

@@ -8,7 +8,7 @@
      6  x ← x − η_g η_l K (c + mean_S q_i)
      7  c ← c + (|S|/N) mean_S q_i                  keeps c = mean_i c_i over ALL clients
 
-C must be unbiased, as rand-k, QSGD and natural compression are. By default α is 1/(1 + ω), which shrinks the error of
+C must be unbiased, as rand-k and QSGD are. By default α is 1/(1 + ω), which shrinks the error of
 c_i most: it is multiplied by 1 − 2α + α²(1 + ω) on average. With C = I and α = 1 it is SCAFFOLD.
 
 Differences from the paper: clients may have weights w_i; then c = Σ w_i c_i. After a lost reply the client returns to

@@ -15,13 +15,12 @@ Differences from the paper: a client is sent the x of line 5 when it next takes 
 round: d values if it took part in the round before, 2d otherwise (there it is sent x where q_i = 1 at the end of its
 own round). Line 6 is with the x of its own round in any case; with a later one Σ h_i ≠ 0 and x would end elsewhere. The
 server keeps one x for each round in which some client last took part. A reply that is lost leaves its values out of
-line 5, and its client's h_i as it was. Clients may have weights; then means are weighted and Σ w_i h_i = 0. With
-steps = "fixed" L is K in each round.
+line 5, and its client's h_i as it was. Clients may have weights; then means are weighted and Σ w_i h_i = 0.
 """
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +37,6 @@ class Tamuna(LocalSteps):
     """Corrected local steps of which each client sends a part, and each value comes from some clients."""
 
     owners: int | None = 2  # s: clients of a round that send each value; None: all of them
-    steps: Literal["random", "fixed"] = "random"  # whether L is drawn in each round, or K
 
     logs_changes = True
 
@@ -105,7 +103,7 @@ class Tamuna(LocalSteps):
 
     def _lengths(self, rnd: Round) -> list[int]:
         """Return L of each run."""
-        if self.steps == "fixed" or self.local_steps == 1:
+        if self.local_steps == 1:
             return [self.local_steps] * len(rnd.seeds)
         u = seeds.uniform(seeds.keys(rnd.seeds, "length", rnd.t), 1)[:, 0]
         return [1 + int(math.log(one) / math.log1p(-1 / self.local_steps)) for one in u.tolist()]

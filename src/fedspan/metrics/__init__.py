@@ -7,7 +7,6 @@ from fedspan.core.namespace import lazy
 if TYPE_CHECKING:
     from fedspan.metrics.accuracy import Accuracy as Accuracy
     from fedspan.metrics.auroc import AUROC as AUROC
-    from fedspan.metrics.average_precision import AveragePrecision as AveragePrecision
     from fedspan.metrics.c_index import CIndex as CIndex
     from fedspan.metrics.f1_macro import F1Macro as F1Macro
     from fedspan.metrics.mae import MAE as MAE

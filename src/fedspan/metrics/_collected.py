@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from fedspan.core.errors import FedspanError, SpecError, one_line
 from fedspan.core.metric import IGNORED, Metric
 
 Tensor = torch.Tensor
-BINS = 8192  # of scores, in the summary of a metric of ranks
 
 
 class Collected(Metric):
@@ -91,75 +89,6 @@ class Labels(Collected):
         """Return the metric of labels, (n,) or (n, labels)."""
 
 
-class Ranks(Collected):
-    """A metric of how scores order examples: the mean over the classes or labels that occur and are not all.
-
-    Clients send how many examples of each kind have a score in each bin.
-    """
-
-    needs = "examples of at least two classes"  # where it is not NaN
-
-    @staticmethod
-    @abstractmethod
-    def of(positives: Tensor, negatives: Tensor) -> Tensor:
-        """Return the metric of one class, from the examples in it and not in it at each score, lowest first."""
-
-    @classmethod
-    def mean(cls, counts: Iterable[Sequence[Tensor]]) -> float:
-        """Return the mean over classes."""
-        both = [(inside, others) for inside, others in counts if inside.any() and others.any()]
-        return sum(float(cls.of(*one)) for one in both) / len(both) if both else math.nan
-
-    def value(self, outputs: Tensor, targets: Tensor) -> float:
-        """Return the metric of what was kept."""
-        counts = []
-        for column, inside in ranked(outputs, targets):
-            _, place, count = column.unique(return_inverse=True, return_counts=True)
-            positives = torch.bincount(place, weights=inside.double(), minlength=len(count))
-            counts.append((ordered(column, positives), count - positives))
-        return self.mean(counts)
-
-    def summary(self) -> Tensor:
-        """Return for each class the examples in it, and not in it, by bins of their scores."""
-        found = []
-        for column, inside in ranked(*self.tensors()):
-            squeezed = column / (1 + column.abs())  # between −1 and 1, in the same order
-            bins = ((squeezed + 1) / 2 * BINS).nan_to_num().clamp(0, BINS - 1).long()
-            counts = [torch.bincount(bins[part], minlength=BINS) for part in (inside, ~inside)]
-            found += [ordered(column, one.double()) for one in counts]
-        return torch.cat(found)
-
-    @classmethod
-    def pooled(cls, total: Tensor) -> float:
-        """Return the metric of the bins."""
-        return cls.mean(both[:, both.any(0)] for both in total.reshape(-1, 2, BINS))
-
-
-def ranked(outputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return for each class or label the scores of the examples, and which of them are in it.
-
-    Only the order of scores counts. Where the model has an output per class, a class is ranked by its log-odds
-    z_k - log Σ_{j≠k} exp(z_j), which order examples as softmax does and never saturate.
-    """
-    if by_class(outputs, targets):
-        scores, targets = outputs.double().movedim(1, -1).flatten(0, -2), targets.flatten()
-        scores, targets = scores[targets != IGNORED], targets[targets != IGNORED]
-        classes = range(scores.shape[1])
-        if not are_probabilities(scores):
-            rest = [torch.cat([scores[:, :k], scores[:, k + 1 :]], 1) for k in classes]
-            scores = scores - torch.stack([others.logsumexp(1) for others in rest], 1)
-        there = torch.stack([targets == k for k in classes], 1)
-    else:
-        scores = one_score(outputs, targets).double().reshape(len(targets), -1)
-        there = (targets > 0.5).reshape(len(targets), -1)
-    return list(zip(scores.T, there.T, strict=True))
-
-
-def ordered(scores: Tensor, counts: Tensor) -> Tensor:
-    """Return counts of examples, which are NaN if not all scores are finite: those have no order."""
-    return counts.where(torch.isfinite(scores).all(), math.nan)
-
-
 def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool = False) -> float:
     """Return what a function of one's own returns, if it is one number; a loss that trains must have a gradient."""
     try:
@@ -184,12 +113,6 @@ def one_number(call: Callable[[], Any], what: str, arguments: str, trains: bool 
     else:
         return float(tensor.detach())
     raise SpecError(f"{what} must return one number{' as a tensor' if trains else ''}, got {found}")
-
-
-def are_probabilities(outputs: Tensor) -> bool:
-    """Return whether the scores of all examples are class probabilities, and not logits."""
-    ones = outputs.new_ones(())
-    return bool((outputs >= 0).all()) and torch.allclose(outputs.sum(1), ones, atol=1e-5)
 
 
 def by_class(outputs: Tensor, targets: Tensor) -> bool:

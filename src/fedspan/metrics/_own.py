@@ -1,10 +1,9 @@
-"""Metrics as users give them: names, classes and objects, functions, and metrics of scikit-learn and torchmetrics."""
+"""Metrics as users give them: names, classes and objects, and functions."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,22 +11,15 @@ import torch
 
 from fedspan.core import tables
 from fedspan.core.errors import SpecError, shown
-from fedspan.core.metric import Metric, column_of, is_sklearn
-from fedspan.metrics._collected import (
-    Collected,
-    are_probabilities,
-    by_class,
-    one_number,
-    without_column,
-)
+from fedspan.core.metric import Metric, column_of
+from fedspan.metrics._collected import Collected, one_number
 
 Tensor = torch.Tensor
-# Columns of every run, and names of a first argument that is the truth.
+# Columns of every run.
 RESERVED = (
     "round", "up_bytes", "down_bytes", "total_bytes", "seconds", "loss", "training_loss", "events", "diverged",
 )  # fmt: skip
-TRUTHS = ("y_true", "true", "target", "targets", "label", "labels", "actual")
-OF_PROBABILITIES = ("log_loss", "d2_log_loss_score")  # of scikit-learn, which call them y_pred
+TRUTHS = ("y_true", "true", "target", "targets", "label", "labels", "actual")  # first arguments
 
 
 def chosen(given: Sequence[Any]) -> dict[str, Metric]:
@@ -52,7 +44,7 @@ def _fresh(given: Any) -> Metric:
     if isinstance(given, str):
         named: Metric = tables.build("metric", given, "metrics")
         return named
-    if isinstance(given, type) and issubclass(given, (Metric, _torchmetrics())):
+    if isinstance(given, type):
         try:
             given = given()
         except (TypeError, ValueError) as error:
@@ -61,26 +53,15 @@ def _fresh(given: Any) -> Metric:
             ) from None
     if isinstance(given, Metric):
         return copy.deepcopy(given)
-    if callable(given):  # those of torchmetrics are
+    if callable(given):
         return Own(given)
     raise SpecError(
         f"`metrics` must be names, metrics or functions of (outputs, targets), got {shown(given)}"
     )
 
 
-def _torchmetrics() -> Any:
-    """Return the base class of torchmetrics, if anybody has imported it."""
-    return getattr(sys.modules.get("torchmetrics"), "Metric", ())
-
-
 class Own(Collected):
-    """A function or a metric of torchmetrics, of all examples at once.
-
-    A function is one of (outputs, targets), or of (targets, outputs) if its first argument is named `y_true` or so.
-    Functions of `sklearn.metrics` get what the names of their arguments promise: predicted labels, scores or
-    probabilities. Metrics of torchmetrics get probabilities and whole labels where a logit is trained to tell yes from
-    no, and columns of one number as flat tensors.
-    """
+    """A function of (outputs, targets), of all examples at once."""
 
     def __init__(self, given: Any) -> None:
         super().__init__()
@@ -91,62 +72,19 @@ class Own(Collected):
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
         """Return what it computes."""
-        given: Any = self.given
-        arguments = "(outputs, targets)"
-        names = _arguments(given)
-        if isinstance(given, _torchmetrics()):
-            given, arguments = copy.deepcopy(given), "(preds, target)"
-            given.reset()
-            if outputs.numel() == targets.numel() and outputs[0].numel() == 1:
-                outputs, targets = outputs.flatten(), targets.flatten()
-            if self.logits is not None:
-                outputs = outputs.sigmoid() if self.logits else outputs
-                targets = (targets > 0.5).long()
-        elif names and names[0] in TRUTHS:
-            inner = getattr(given, "func", given)
-            if is_sklearn(inner) and len(names) > 1:
-                wanted = "probabilities" if inner.__name__ in OF_PROBABILITIES else names[1]
-                outputs, targets = _for_sklearn(outputs, targets, wanted, self.logits)
-            outputs, targets, arguments = targets, outputs, f"({', '.join(names[:2])})"
-        what = f"`metrics` {column_of(given)}"
-        return one_number(lambda: given(outputs, targets), what, arguments)
+        name = column_of(self.given)
+        if _first_argument(self.given) in TRUTHS:  # as in scikit-learn
+            raise SpecError(
+                f"`metrics` {name} takes the truth first; give a function of (outputs, targets), such as "
+                f"lambda outputs, targets: {name}(targets, outputs.argmax(1))"
+            )
+        what, arguments = f"`metrics` {name}", "(outputs, targets)"
+        return one_number(lambda: self.given(outputs, targets), what, arguments)
 
 
-def _arguments(function: Any) -> list[str]:
-    """Return the names of a function's arguments that are given by place; none where Python cannot tell."""
+def _first_argument(function: Any) -> str:
+    """Return the name of a function's first argument; empty if Python cannot tell."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return next(iter(inspect.signature(function).parameters), "")
     except (TypeError, ValueError):
-        return []
-    return [one.name for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
-
-
-def _for_sklearn(
-    outputs: Tensor, targets: Tensor, wanted: str, logits: bool | None
-) -> tuple[Tensor, Tensor]:
-    """Return outputs as the argument `wanted` of a function of scikit-learn is meant, and flat targets."""
-    targets = without_column(targets)
-    if by_class(outputs, targets):
-        if wanted == "y_pred":
-            return outputs.argmax(1), targets
-        if outputs.shape[1] > 2 or wanted.startswith("prob"):
-            return outputs if wanted == "pred_decision" else _probabilities(outputs), targets
-        # of two classes the second is the one that is scored
-        if wanted.startswith("y_prob"):
-            return _probabilities(outputs)[:, 1], targets
-        return outputs[:, 1].double() - outputs[:, 0], targets
-    outputs = outputs.reshape(targets.shape)
-    if logits is None:  # of numbers
-        return outputs, targets
-    if wanted == "y_pred":
-        return (outputs > (0.0 if logits else 0.5)).long(), (targets > 0.5).long()
-    squashed = logits and "prob" in wanted
-    return outputs.double().sigmoid() if squashed else outputs, (targets > 0.5).long()
-
-
-def _probabilities(outputs: Tensor) -> Tensor:
-    """Return class probabilities, from those or from logits."""
-    outputs = outputs.double()
-    if are_probabilities(outputs):
-        return outputs / outputs.sum(1, keepdim=True)
-    return outputs.softmax(1)
+        return ""

@@ -36,14 +36,12 @@ class Perplexity(Collected):
 
     def value(self, outputs: torch.Tensor, targets: torch.Tensor) -> float:
         """Return e to the sum over batches / tokens."""
-        return self.pooled(
-            torch.tensor([sum(outputs.tolist()), int(targets.sum())], dtype=torch.float64)
-        )
+        return self.pooled(self.summary())
 
     def summary(self) -> torch.Tensor:
         """Return the sum over tokens, and how many there are."""
         sums, counts = self.tensors()
-        return torch.stack([sums.sum(), counts.sum().double()])
+        return torch.tensor([sum(sums.tolist()), int(counts.sum())], dtype=torch.float64)
 
     @classmethod
     def pooled(cls, total: torch.Tensor) -> float:

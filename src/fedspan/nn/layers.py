@@ -4,7 +4,6 @@ The forward pass uses the merged weight, so forward and input gradient cost what
 weight's gradient: the layer keeps the projected input (r wide) and forms only the r-wide gradient of B.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight
 
 from fedspan.core.projector import Factor
-from fedspan.nn.recompute import remember
 
-LARGE = 1 << 16  # numbers of an input from which it matters what is kept of it
-DONE = "fedspan_signs"  # in the metadata of a ReLU's gradient
+USUAL = {
+    "padding_mode": "zeros", "max_norm": None, "scale_grad_by_freq": False, "sparse": False,
+}  # fmt: skip
 
 
 class _Linear(torch.autograd.Function):
@@ -97,6 +96,14 @@ def _down(factor: Factor, x: Tensor) -> Tensor:
     return factor.down(rows.unsqueeze(0))[0].to(x.dtype)
 
 
+def is_plain(layer: nn.Module) -> bool:
+    """Whether a layer has a weight whose gradient can be formed inside a subspace."""
+    given = vars(layer)
+    usual = all(given.get(name, value) == value for name, value in USUAL.items())
+    known = type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
+    return is_transposed(layer) or (known and usual and not isinstance(given.get("padding"), str))
+
+
 def is_transposed(layer: nn.Module) -> bool:
     """Whether a layer is the `Conv1D` of transformers: a Linear whose weight is (inputs, outputs)."""
     kind = type(layer)
@@ -114,59 +121,17 @@ def channels(x: Tensor, factor: Factor, groups: int) -> Tensor:
     return taken.reshape(n, groups * factor.rank, *space)
 
 
-def signs(y: Tensor) -> Tensor:
-    """Lets the ReLU that made y keep one byte per number: its gradient asks for the sign of its output alone.
-
-    A convolution inside a subspace does not keep its input, so that the ReLU before it would be the only one to. Gives
-    y. Before a Linear layer, whose step takes less time, it would cost 2 % of it.
-    """
-    made: Any = y.grad_fn
-    if y.numel() < LARGE or made is None or made.name() != "ReluBackward0" or DONE in made.metadata:
-        return y
-    made.metadata[DONE], dtype = True, y.dtype
-    # somebody else decides what is kept, such as gradient checkpointing
-    with contextlib.suppress(RuntimeError):
-        made._raw_saved_result.register_hooks(
-            lambda kept: kept.bool(), lambda on: on.view(torch.uint8).to(dtype)
-        )  # from a bool the same takes eight times as long
-    return y
-
-
-def restricted_forward(
-    layer: nn.Module, b: Tensor, factor: Factor, recompute: bool = False
-) -> Callable[[Tensor], Tensor]:
-    """A forward for `layer` through which gradients reach B instead of its weight.
-
-    With `recompute` a Linear notes how its output was computed, for `nn.recompute`.
-    """
+def restricted_forward(layer: nn.Module, b: Tensor, factor: Factor) -> Callable[[Tensor], Tensor]:
+    """A forward for `layer` through which gradients reach B instead of its weight."""
     own: Any = layer
     linear: Any = _Linear.apply
     if is_transposed(layer):
         return lambda x: linear(x, own.weight.detach().mT, own.bias, b.mT, factor)
     if isinstance(layer, nn.Linear):
-
-        def product(x: Tensor) -> Any:
-            y = linear(x, own.weight.detach(), own.bias, b, factor)
-            return remember(y, x, own.weight, own.bias) if recompute else y
-
-        return product
+        return lambda x: linear(x, own.weight.detach(), own.bias, b, factor)
     if isinstance(layer, nn.Embedding):
-        if layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse:
-            raise NotImplementedError(
-                "Embedding with max_norm, scale_grad_by_freq or sparse gradients"
-            )
         embedding: Any = _Embedding.apply
         return lambda i: embedding(i, own.weight.detach(), b, factor, own.padding_idx)
-    simple = own.padding_mode == "zeros" and not isinstance(own.padding, str)
-    padding = own.padding if simple else (0,) * len(own.stride)
-    how = (own.stride, padding, own.dilation, own.groups)
+    how = (own.stride, own.padding, own.dilation, own.groups)
     convolution: Any = _Conv.apply
-    mode = "constant" if own.padding_mode == "zeros" else own.padding_mode
-
-    def convolved(x: Tensor) -> Any:
-        x = signs(x)
-        if not simple:
-            x = F.pad(x, own._reversed_padding_repeated_twice, mode=mode)
-        return convolution(x, own.weight.detach(), own.bias, b, factor, how)
-
-    return convolved
+    return lambda x: convolution(x, own.weight.detach(), own.bias, b, factor, how)

@@ -14,7 +14,6 @@ from fedspan.core.layout import Layout, Vector
 from fedspan.core.projector import Factor, LinearMap
 from fedspan.nn.layers import restricted_forward
 from fedspan.nn.projection_rules import ProjectionRule
-from fedspan.nn.recompute import recomputing
 
 Loss = Callable[[nn.Module], Tensor]
 Place = tuple[Vector, Vector, Callable[[Loss], None]]
@@ -121,11 +120,10 @@ class Restricted:
         rules: Sequence[ProjectionRule],
         x: Vector,
         P: LinearMap,
-        recompute: bool = False,
         borrow: bool = False,
     ) -> None:
         """With `borrow` the weights lie in x itself: steps change it and put it back; needs coordinates everywhere."""
-        self.module, self.recompute, self.borrowed = module, recompute, borrow
+        self.module, self.borrowed = module, borrow
         self.sizes, device = P.sizes, module.flat.device
         (module.show if borrow else module.load)(x)
         parts = module.views(x.detach().view(-1))
@@ -139,7 +137,7 @@ class Restricted:
     def __enter__(self) -> Restricted:
         for piece in self.pieces:
             for layer in piece.layers:
-                layer.forward = restricted_forward(layer, piece.leaf, piece.factor, self.recompute)
+                layer.forward = restricted_forward(layer, piece.leaf, piece.factor)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -171,9 +169,7 @@ class Restricted:
             with torch.enable_grad():
                 for piece, part, _ in places:
                     piece.write(part.to(self.module.flat.device))
-                with recomputing() if self.recompute else contextlib.nullcontext():
-                    value = loss(self.module.model)
-                value.backward()
+                loss(self.module.model).backward()
                 for piece, part in collected:
                     part.add_(piece.collect().to(part.device))
             self.module.checked = True

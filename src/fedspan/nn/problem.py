@@ -32,7 +32,6 @@ from fedspan.nn.objective import Cohort, TorchObjective
 from fedspan.nn.projection_rules import ProjectionRule, frozen_digest, layout_of, state_dtype
 
 COUNTER = "num_batches_tracked"  # of BatchNorm; with momentum=None it weights the next batch
-LARGE = 1 << 22  # numbers of a model that clients in one process train in the memory of x itself
 Numbers = npt.NDArray[np.float64]  # one per run
 Evaluation = tuple[dict[str, Any], dict[str, list[float]]]
 """A client's row of metrics, and by name the summaries whose sums give the metrics of all clients' examples."""
@@ -57,6 +56,9 @@ class TorchProblem(Problem):
         usage: How the trained model is used, as plain values.
     """
 
+    # numbers of a model that clients in one process train in the memory of x itself
+    large = 1 << 22
+
     cohort_mode = "per_client"
 
     def __init__(
@@ -75,7 +77,7 @@ class TorchProblem(Problem):
         usage: Mapping[str, Any] | None = None,
     ) -> None:
         self.device, self.training = settings.torch_device, settings.training
-        self.recompute, self.batch_size = settings.engine.recompute, settings.examples_per_batch
+        self.batch_size = settings.examples_per_batch
         self.model, self.loss, self.rules = model.to(self.device), loss, rules
         self.client_data, self.clients, self.names = clients, len(clients), names
         self.here: Sequence[int] = getattr(clients, "here", range(len(clients)))
@@ -94,7 +96,7 @@ class TorchProblem(Problem):
             self.x0 = torch.zeros(1, 1, 1, dtype=dtype).expand(1, 1, self.layout.size)
             if self.in_memory:
                 self.module.forget()
-        elif self.in_memory and (on_client or not self.here or self.layout.size >= LARGE):
+        elif self.in_memory and (on_client or not self.here or self.layout.size >= self.large):
             self.x0 = self.module.flat.view(1, 1, -1)
             self.module.shown = True
         else:
@@ -267,9 +269,9 @@ class TorchProblem(Problem):
         """The module inside x + range(Pᵀ), until `release`."""
         self.release()
         # the model is then held once, as the vector x
-        alone = self.on_client or self.layout.size >= LARGE
+        alone = self.on_client or self.layout.size >= self.large
         borrow = alone and self.in_memory and P.picks
-        self._active = Restricted(self.module, self.rules, x, P, self.recompute, borrow).__enter__()
+        self._active = Restricted(self.module, self.rules, x, P, borrow).__enter__()
         return self._active
 
     def release(self) -> None:

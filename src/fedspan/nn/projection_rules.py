@@ -19,9 +19,8 @@ from torch import nn
 from fedspan.core.digest import digest
 from fedspan.core.errors import SpecError
 from fedspan.core.layout import Block, Layout
-from fedspan.nn.layers import is_transposed
+from fedspan.nn.layers import is_plain, is_transposed
 
-LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 MIN_NUMEL = 512  # smaller tensors are sent in full: their few numbers are not worth a subspace
 SAMPLE = 4096  # numbers of a frozen tensor that are looked at to tell it from another
 
@@ -84,7 +83,7 @@ def projection_rules(
     layers: dict[int, list[str]] = {}  # weight → the plain layers that have it
     head = None  # the weight of the last layer
     for name, module in model.named_modules():
-        if type(module) in LAYERS or is_transposed(module):
+        if is_plain(module):
             layers.setdefault(id(module.weight), []).append(name)
             head = head if isinstance(module, nn.Embedding) else id(module.weight)
     rules = []

@@ -72,12 +72,15 @@ class Hadamard(Projector):
     """r random rows of a randomized Hadamard matrix."""
 
     def factor(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> Walsh | Dense:
+        if inputs > SMALL:
+            return self.walsh(inputs, rank, keys, dtype)
+        p = self.walsh(inputs, rank, keys, torch.float64).columns().mT.contiguous()
+        return Dense(p.to(dtype), p)
+
+    def walsh(self, inputs: int, rank: int, keys: seeds.Keys, dtype: torch.dtype) -> Walsh:
         """Draw shuffle, signs and rows from three sub-streams."""
         own = [seeds.children(keys, np.full(keys.shape, part)) for part in range(3)]
         shuffle = torch.from_numpy(seeds.permute(own[0], inputs)).unsqueeze(1)
         signs = torch.from_numpy(2 * seeds.integers(own[1], inputs, 2) - 1).unsqueeze(1)
         rows = torch.from_numpy(seeds.choose(own[2], inputs, rank)).unsqueeze(1)
-        if inputs <= SMALL:
-            p = Walsh(shuffle, signs.double(), rows).columns().mT.contiguous()
-            return Dense(p.to(dtype), p)
         return Walsh(shuffle, signs.to(dtype), rows)

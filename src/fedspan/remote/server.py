@@ -52,7 +52,7 @@ from fedspan.replies.clip import clipped, leaked
 from fedspan.replies.fixed_point import FixedPoint, clipped_values
 
 ROOM = 1024  # bytes per array of a reply for its name and header
-FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0  # seconds between two attempts at a round
+LONGEST_DELAY = 60.0  # seconds between two attempts at a round
 echoed = operator.attrgetter("t", "client", "accepted", "mark")  # what a reply repeats
 
 
@@ -102,7 +102,7 @@ class RemoteTransport:
         self.extra = wire.Arrays() if buffers is None else {BUFFERS: buffers}
         self.sent = Counter[int]()  # payload bytes to each client
         self.events = list[Event]()
-        began, delay = time.monotonic(), FIRST_DELAY
+        began, delay = time.monotonic(), min(1.0, self.pause / 100)
         while True:
             # of this attempt: payload bytes from each client, and the mark of its reply
             self.received, self.replied = Counter[int](), dict[int, int]()

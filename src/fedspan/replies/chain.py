@@ -46,7 +46,6 @@ from fedspan.core.spec import Spec
 from fedspan.replies.fixed_point import FixedPoint
 from fedspan.replies.noise import Mechanism
 
-LARGE = 1 << 22  # numbers in the replies of a round from which they are not kept
 NAMED = 5  # clients with the same event
 PIECE = 1 << 20  # numbers of a reply that are squared at once
 LEAST = 3  # replies of a round from which their median tells what is usual
@@ -55,6 +54,7 @@ COLUMNS = 64  # torch adds so many columns at once
 LEVELS = 4  # of torch's partial sums
 KINDS = ("its norm", "the norm of its buffers")
 Places = npt.NDArray[np.int64]  # in the cohort
+Norms = list[list[list[float]]]  # (kinds, runs, clients)
 Outliers = list[tuple[int, "Event"]]  # the places of replies that do not count, and why
 
 
@@ -110,6 +110,8 @@ class Chain:
         secure: Settings of secure sums.
     """
 
+    large_from = 1 << 22  # numbers in the replies of a round from which they are not kept
+
     def __init__(
         self,
         method: Method,
@@ -125,8 +127,7 @@ class Chain:
         self.factor = None if noise or secure else chosen.screen
         self.aggregator = None if isinstance(chosen.aggregator, Mean) else chosen.aggregator
         self.usual = [[0.0] * runs for _ in KINDS]  # the largest median norm of a round so far
-        # of the replies of a round: (kinds, runs, clients)
-        self._came: list[list[list[list[float]]]] = []
+        self._came = list[Norms]()  # of the replies of a round
 
     @staticmethod
     def of(
@@ -158,17 +159,18 @@ class Chain:
             found = [left_out(rnd, run, place, OUTSIDE) for run, place in wrong.nonzero().tolist()]
         if self.factor is None:
             return found
-        self.came(up, buffers)
+        norms = self.came(up, buffers)
         if one_of_many:
-            return found + self.compared(self._came[-1], rnd, count=False)
+            return found + self.compared(norms, rnd, count=False)
         return found + self.all_came(rnd)
 
-    def came(self, up: Any, buffers: Vector | None) -> None:
+    def came(self, up: Any, buffers: Vector | None) -> Norms:
         """Takes in one of a round's replies, to be compared with the others by `all_came`."""
-        kinds: list[Iterable[Any]] = [payload(up).values()]
+        norms = [norms_of(payload(up).values()).tolist()]
         if buffers is not None:
-            kinds.append([buffers])
-        self._came.append([norms_of(kind).tolist() for kind in kinds])
+            norms.append(norms_of([buffers]).tolist())
+        self._came.append(norms)
+        return norms
 
     def all_came(self, rnd: Round) -> Outliers:
         """Those of the replies since the last call, which were all of a round, that are too large."""
@@ -177,9 +179,9 @@ class Chain:
             [[*itertools.chain(*rows)] for rows in zip(*kind, strict=True)]
             for kind in zip(*came, strict=True)
         ]
-        return self.compared(joined, rnd) if came else []
+        return self.compared(joined, rnd)
 
-    def compared(self, norms: list[list[list[float]]], rnd: Round, count: bool = True) -> Outliers:
+    def compared(self, norms: Norms, rnd: Round, count: bool = True) -> Outliers:
         """Those of a round's replies that are too large by their norms, which `count` in what is usual."""
         assert self.factor is not None
         found: Outliers = []
@@ -203,7 +205,7 @@ class Chain:
 
     def large(self, rnd: Round) -> bool:
         """Whether the models of all clients of a round are too large to be held at once."""
-        return self.secure is None and rnd.ids.shape[1] * rnd.layout.size >= LARGE
+        return self.secure is None and rnd.ids.shape[1] * rnd.layout.size >= self.large_from
 
     def gathering(self, rnd: Round) -> Gathered:
         """What takes in replies one by one; large ones are averaged as they come where nothing needs each of them."""
@@ -310,7 +312,7 @@ def left_out(rnd: Round, run: int, place: int, why: str) -> tuple[int, Event]:
     return place, Event("left out", int(rnd.ids[run, place]), f"reply left out: {why}", seed)
 
 
-def norms_of(parts: Iterable[Any]) -> Vector:
+def norms_of(parts: Iterable[Any], at_once: int = PIECE) -> Vector:
     """‖reply‖ of each client over all of its parts, (runs, clients); of codes, over their scales and values.
 
     In float64, in which no square of a float32 overflows. Torch makes a copy in that type, so piece by piece.
@@ -320,7 +322,7 @@ def norms_of(parts: Iterable[Any]) -> Vector:
         for part in parts
         for vector in (part.parts.values() if isinstance(part, Encoded) else (part,))
         if vector.is_floating_point()
-        for piece in vector.split(PIECE, -1)
+        for piece in vector.split(at_once, -1)
     ]
     norm: Vector = found[0] if len(found) == 1 else torch.stack(found).norm(dim=0)
     return norm

@@ -1,4 +1,4 @@
-"""Budgets: compare methods at so many bytes up, bytes both ways, or rounds; over a link, also at so many seconds.
+"""Budgets: compare methods at so many bytes up, bytes both ways, or rounds.
 
 The number of rounds is known before a run: the first messages are packed and counted (`fedspan.costs`).
 """
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedspan.core import registry
@@ -32,92 +32,42 @@ def sized(value: float) -> str:
 
 
 @dataclass(frozen=True)
-class Link:
-    """How fast a client is connected.
-
-    Args:
-        up: Bytes per second that a client can send.
-        down: Bytes per second that it can receive.
-        latency: Seconds per round besides the transfer.
-        step: Seconds of a local step on the client's device.
-    """
-
-    up: float = math.inf
-    down: float = math.inf
-    latency: float = 0.0
-    step: float = 0.0
-
-    @staticmethod
-    def parse(given: str | Link | None) -> Link:
-        """From a text such as `up=1MB,down=4MB,latency=0.1,step=0.02`, all per second or in seconds."""
-        if given is None or isinstance(given, Link):
-            return given or Link()
-        found = {}
-        for text in (given if isinstance(given, str) else "").split(","):
-            key, _, amount = (part.strip() for part in text.partition("="))
-            one_of("link", key, vars(Link()))
-            found[key] = _amount(amount, UNITS if key in ("up", "down") else {"": 1.0})
-            if not (found[key] > 0 or (found[key] == 0 and key in ("latency", "step"))):
-                raise SpecError(
-                    f"`link` is written up=1MB,down=4MB,latency=0.1,step=0.02, got {shown(given)}"
-                )
-        return Link(**found)
-
-    def seconds(self, up: float, down: float, local_steps: int) -> float:
-        """Of a round in which a client sends and receives so many bytes."""
-        return self.latency + self.step * local_steps + up / self.up + down / self.down
-
-
-@dataclass(frozen=True)
 class Budget:
     """The most that may be spent on each axis; a run ends when the first of them is used up."""
 
     limits: dict[Axis, float]
-    link: Link = Link()
-    seconds: float = math.inf  # over the link
 
     @staticmethod
-    def parse(given: str | Sequence[str] | None, link: Link | None = None) -> Budget | None:
-        """From texts such as `up=10MB`, `total=1.5GB` or `rounds=200`; None if there are none.
-
-        With a `link` also from `seconds=3600`.
-        """
+    def parse(given: str | Sequence[str] | None) -> Budget | None:
+        """From texts such as `up=10MB`, `total=1.5GB` or `rounds=200`; None if there are none."""
         texts = [given] if isinstance(given, str) else () if given is None else given
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise SpecError(
                 f"`budget` must be a text such as 'up=10MB', or a list of such, got {shown(given)}"
             )
-        found: dict[str, float] = {}
+        found: dict[Axis, float] = {}
         for text in texts:
             kind, sign, amount = (part.strip() for part in text.partition("="))
             if not sign:
                 raise SpecError(
                     f"a budget is written up=10MB, total=50MB or rounds=200, got {shown(text)}"
                 )
-            one_of("budget", kind, KINDS if link is None else (*KINDS, "seconds"))
-            if kind in found:
+            one_of("budget", kind, KINDS)
+            axis = KINDS[kind]
+            if axis in found:
                 raise SpecError(f"a budget of {kind!r} is given twice; give it once")
             if kind == "rounds":
-                found[kind] = toml_value(amount)
-                at_least(kind, found[kind], 1)
-                at_most(kind, found[kind], FAR)
-            elif kind == "seconds":
-                found[kind] = _amount(amount, {"": 1.0})
-                if not found[kind] > 0 or link == Link():
-                    raise SpecError(
-                        "a budget of seconds is a positive number such as seconds=3600 and needs a `link` such as "
-                        f"'up=1MB,down=4MB', got {shown(text)}"
-                    )
+                found[axis] = toml_value(amount)
+                at_least(kind, found[axis], 1)
+                at_most(kind, found[axis], FAR)
             else:
-                found[kind] = _amount(amount, UNITS)
-                if not 1 <= found[kind] < 1e21:
+                found[axis] = _amount(amount)
+                if not 1 <= found[axis] < 1e21:
                     raise SpecError(
                         f"a budget of bytes is at least 1 B, a number and one of the units {', '.join(UNITS)}, such as "
                         f"10MB, got {shown(amount)}"
                     )
-        seconds = found.pop("seconds", math.inf)
-        limits = {KINDS[kind]: value for kind, value in found.items()}
-        return Budget(limits, link or Link(), seconds) if texts else None
+        return Budget(found) if texts else None
 
     def texts(self) -> list[str]:
         """What `parse` reads this budget from."""
@@ -129,34 +79,28 @@ class Budget:
     def words(self) -> str:
         """In words: 10 MB up."""
         ends = {"up": " up", "total": " both ways"}
-        words = [
+        return " and ".join(
             f"{most:g} rounds" if axis == "round" else sized(most) + ends[axis]
             for axis, most in self.limits.items()
-        ]
-        if self.seconds < math.inf:
-            words.append(f"{self.seconds:g} s")
-        return " and ".join(words)
+        )
 
     def rounds(self, spec: Spec) -> int:
-        """The rounds of a spec that the budget allows; bytes are planned from packed messages."""
-        rounds = [] if self.limits else [spec.rounds]
-        for axis, most in self.limits.items():
-            rounds.append(int(most) if axis == "round" else _affordable(spec, axis, most))
-        if self.seconds < math.inf and (each := self.per_round(spec)[2]) > 0:
-            rounds.append(int(self.seconds / each))
-        if min(rounds) < 1:
+        """The rounds of a spec that the budget allows, at least one; bytes are planned from packed messages."""
+        found = self.allowed(spec)
+        if found < 1:
             first = price(dataclasses.replace(spec, rounds=1))
             raise SpecError(
                 f"a budget of {self.words()} is less than one round of {registry.name_of(spec.method)!r}, "
                 f"which sends {sized(first.up)} up and {sized(first.down)} down"
             )
-        return min(rounds)
+        return found
 
-    def per_round(self, spec: Spec) -> tuple[float, float, float]:
-        """Bytes up and down of one client in a round of a spec, and its seconds over the link."""
-        cost = price(spec)
-        seconds = self.link.seconds(cost.up_round, cost.down_round, spec.method.local_steps)
-        return cost.up_round, cost.down_round, seconds
+    def allowed(self, spec: Spec) -> int:
+        """The same; 0 if the budget is less than one round."""
+        return min(
+            int(most) if axis == "round" else _affordable(spec, axis, most)
+            for axis, most in self.limits.items()
+        )
 
 
 _courses: dict[str, Cost] = {}
@@ -182,10 +126,10 @@ def _affordable(spec: Spec, axis: Axis, most: float) -> int:
     return bisect.bisect_right(range(1, FAR), most, key=spent)
 
 
-def _amount(text: str, units: Mapping[str, float]) -> float:
-    """A number with one of some units, such as 10MB; nan if the text is none."""
+def _amount(text: str) -> float:
+    """Bytes of a text such as 10MB; nan if it is none."""
     found = re.fullmatch(r"([0-9.]+(?:e[+-]?[0-9]{1,3})?)\s*([A-Za-z]*)", text)
     try:
-        return float(found[1]) * units[found[2]] if found else math.nan
+        return float(found[1]) * UNITS[found[2]] if found else math.nan
     except (KeyError, ValueError):
         return math.nan

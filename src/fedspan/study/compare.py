@@ -21,7 +21,8 @@ from torch import nn
 
 from fedspan.api.fit import as_method, check_names, spec_of
 from fedspan.api.run import as_spec
-from fedspan.core import registry, tables
+from fedspan.compressors import QSGD
+from fedspan.core import registry
 from fedspan.core.errors import (
     SpecError,
     at_least,
@@ -37,22 +38,30 @@ from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.method import Method
 from fedspan.core.signals import ending_by_sigterm
 from fedspan.core.spec import Spec, with_values
+from fedspan.core.tables import describe
 from fedspan.core.terminal import plain
-from fedspan.study.budget import Link
+from fedspan.downlinks import Changes
+from fedspan.study import tables
+from fedspan.study.budget import Budget
 from fedspan.study.conduct import conduct
 from fedspan.study.model import Part, objects_of
-from fedspan.study.proposal import WIDTH, Tuned, propose
+from fedspan.study.model import settings as in_words
 from fedspan.study.report import Report, of_study
 from fedspan.study.request import asked
-from fedspan.study.results import Entry, Results
+from fedspan.study.results import Entry, Results, short
+from fedspan.uplinks import Plain
 
 MethodLike = Method | str | Mapping[str, Any]
 ModelLike = nn.Module | Spec | Path | str | Mapping[str, Any]
 Clients = Sequence[Any] | Mapping[str, Any]
 Grid = Mapping[str, Any]
-DATA = ("test", "validation", "callbacks")  # arguments that the page names and does not write out
 FIELDS = {one.name for one in dataclasses.fields(Spec)} - {"method", "task"}
 AXES = ("round", "up_bytes", "total_bytes", "seconds", "hours")
+WIDTH = 80  # columns of a terminal, in which no word is to be broken
+# what is proposed for a budget
+RANKS = (0.05, 0.1, 0.2, 0.5)
+FEWEST = 8  # rounds below which a rank is not tried
+BITS = QSGD(bits=8, bucket=256)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,40 +96,12 @@ class Comparison:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary per method: its result as mean and standard deviation over seeds, its settings and costs."""
-        rows, name = [], self.metric
-        for entry in self._entries:
-            curve, result, label = entry.curve(self._part), entry.final, entry.series.label
-            spent = {axis: values[-1] for axis, values in curve.spent.items()}
-            rows.append(
-                {
-                    "method": label,
-                    name: result.mean,
-                    f"{name}_sd": result.spread,
-                    f"best_{name}": entry.best.mean,
-                    **self.settings[label],
-                    "at_edge": entry.at_edge,
-                    "rounds": int(spent["round"]),
-                    "up_bytes": int(spent["up"]),
-                    "down_bytes": int(spent["down"]),
-                    "client_state_bytes": entry.client_state,
-                    "client_memory_bytes": entry.client_memory,
-                    "seconds": float(spent["seconds"]),
-                    "seeds": result.seeds,
-                    "diverged": result.diverged,
-                    "failed": result.failed,
-                    "nan": result.undefined,
-                }
-            )
-        return rows
+        return tables.rows(self._part, self._entries)
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
         """Label → the tuned settings of the method, such as `{"lr": 0.1}`; a searched step is the first seed's."""
-        return {
-            entry.series.label: _short(entry.point)
-            | ({"lr": entry.found_lr[0]} if entry.found_lr else {})
-            for entry in self._entries
-        }
+        return {entry.label: entry.settings for entry in self._entries}
 
     @property
     def best(self) -> dict[str, Method]:
@@ -137,8 +118,8 @@ class Comparison:
         name = self._part.tune_metric
         return [
             {
-                "method": entry.series.label,
-                **_short(one.point),
+                "method": entry.label,
+                **short(one.point),
                 "rounds": one.rounds,
                 name: one.end.mean,
                 "diverged": one.end.diverged,
@@ -223,10 +204,6 @@ class Comparison:
         return [note for entry in self._entries for note in entry.notes]
 
 
-def _short(point: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.removeprefix("method."): value for key, value in point.items()}
-
-
 @ending_by_sigterm()
 def compare(
     methods: Mapping[str, MethodLike] | Sequence[MethodLike],
@@ -296,7 +273,7 @@ def compare(
     spec = shared_spec(model, clients, loss, next(iter(named.values())), settings)
     table = {
         "base": spec.table(),
-        "variants": {label: {"method": tables.describe(one)} for label, one in named.items()},
+        "variants": {label: {"method": describe(one)} for label, one in named.items()},
         "seeds": seeds,
         "tune_seeds": tune_seeds,
         "tune_rounds": tune_rounds,
@@ -310,22 +287,10 @@ def compare(
         raise SpecError("`resume` needs the `run_dir` of the comparison to continue")
     if jobs > 1 and spec.torch_device.type != "cpu":
         raise SpecError(f"`jobs` {jobs} needs device='cpu'; use jobs=1")
-    # the call as the page shows it: a model and data are named, other values are written out
-    told = {"tune": tune, "seeds": seeds, "budget": budget, "metric": metric, "goal": goal}
-    told |= {"tail": tail, **settings, "run_dir": None if out is None else str(out)}
-    what = "model, clients" if isinstance(model, nn.Module) else "spec"
-    what = repr(str(model)) if isinstance(model, str | PathLike) else what
-    given = {label: tables.describe(method, changed=True) for label, method in named.items()}
-    words = [
-        f"{key}={key if key in DATA else shown(value)}"
-        for key, value in told.items()
-        if value is not None
-    ]
-    line = f"fedspan.compare({', '.join([repr(given), what, *words])})"
     console = Console(stderr=True, quiet=not progress)
     # a directory for the time being where the user names none
     with nullcontext(out) if out else TemporaryDirectory(prefix="fedspan-") as place:
-        found = conduct(study, Path(place), jobs=jobs, resume=resume, line=line, console=console)
+        found = conduct(study, Path(place), jobs=jobs, resume=resume, console=console)
     return Comparison(dataclasses.replace(found, study=study), out)
 
 
@@ -369,6 +334,43 @@ def shared_spec(
     return dataclasses.replace(as_spec(model), method=method, **given)
 
 
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """What `fedspan.tune` returns.
+
+    Attributes:
+        method: The method with its best settings and learning rate.
+        settings: The settings that were chosen.
+        rounds: The rounds of a run with it.
+        rows: One dictionary per setting that was tried, as in `Comparison.tried`.
+        comparison: The runs behind the choice.
+    """
+
+    method: Method
+    settings: dict[str, Any]
+    rounds: int
+    rows: list[dict[str, Any]]
+    comparison: Comparison
+
+    @property
+    def metric(self) -> str:
+        """The metric that the settings were compared by."""
+        return self.comparison._part.tune_metric
+
+    def to_pandas(self) -> Any:
+        """`rows` as a pandas DataFrame."""
+        return data_frame(self.rows)
+
+    def summary(self) -> str:
+        """The choice and its result in a few lines."""
+        chosen = f"{in_words(self.settings)}: {self.rounds} rounds"
+        texts = [chosen, *self.comparison._report.verdict]
+        return plain("\n".join(textwrap.fill(text, WIDTH) for text in texts))
+
+    def __repr__(self) -> str:
+        return f"Tuned({self.method})\n{self.summary()}"
+
+
 def tune(
     method: MethodLike,
     model: ModelLike,
@@ -377,16 +379,14 @@ def tune(
     *,
     tune: Grid | None = None,
     budget: str | Sequence[str] | None = None,
-    link: str | Link | None = None,
-    vary: Grid | None = None,
-    progress: bool = True,
     **settings: Any,
 ) -> Tuned:
-    """Tunes one method over a grid, or proposes its settings for a budget.
+    """Tunes one method over a grid, or over the settings that a budget depends on.
 
-    With `tune` it is `compare` with one method and, by default, one seed. Without it, rank, bits, local steps and
-    learning rate are proposed for `budget`: the bytes of every setting are planned from packed messages, its learning
-    rate is searched, and all settings are one grid that is run for half of the budget. The test set has no part in it.
+    It is `compare` with one method and, by default, one seed. Without `tune` it proposes rank, bits, local steps and
+    learning rate for `budget`: ranks that allow at least 8 rounds, half and twice the local steps, 8 bits in both
+    directions if the method sends plain values and logs its changes, and a learning rate that is searched for each.
+    The test set has no part in the choice.
 
     Args:
         method: A method such as `SSF(rank=0.2)`, its name, or a table with a name.
@@ -394,30 +394,60 @@ def tune(
         clients: The data of each client.
         loss: `loss(outputs, targets)`.
         tune: Values to tune over, such as `{"lr": [0.03, 0.1, 0.3], "local_steps": [5, 10]}`.
-        budget: What may be spent: "total=50MB", "up=10MB", "rounds=200", with a `link` also "seconds=3600", or several.
-        link: How clients are connected, such as "up=1MB,down=4MB,latency=0.1,step=0.02": bytes per second, seconds per
-            round besides the transfer, and seconds of a local step on a client's device.
-        vary: Values to propose from, such as `{"rank": [0.05, 0.1], "bits": [32, 8], "local_steps": [5, 10]}`. By
-            default four ranks and two numbers of bits, then half and twice the local steps.
-        progress: Show a progress bar with what is being run, on stderr.
-        **settings: Other arguments of `compare` (with `tune`) and `fedspan.fit`.
+        budget: What may be spent: "total=50MB", "up=10MB", "rounds=200", or several.
+        **settings: Other arguments of `compare` and `fedspan.fit`.
 
     Returns:
         The method with its best settings (`.method`), the `rounds` of its run, the results of all that was tried
-        (`.rows`, `.to_pandas()`), and why it was chosen (`.summary()`).
+        (`.rows`, `.to_pandas()`), and the result in words (`.summary()`).
     """
-    true_or_false("progress", progress)
+    own = as_method(method)
+    methods = {registry.name_of(own): own}
     if tune is None and budget is not None:
-        spec = shared_spec(model, clients, loss, as_method(method), settings)
-        return propose(spec, budget, link, vary, Console(stderr=True, quiet=not progress))
+        names = {*inspect.signature(compare).parameters}
+        shared = {key: value for key, value in settings.items() if key not in names}
+        spec = shared_spec(model, clients, loss, own, shared)
+        methods, tune = _proposed(spec, Budget.parse(budget))
     if not isinstance(tune, Mapping) or not tune:
         raise SpecError(
             f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}; or leave it out and give a "
             "`budget` such as 'total=50MB', for which settings are proposed"
         )
-    if link is not None or vary is not None:
-        raise SpecError("`link` and `vary` are for a proposal; leave `tune` out, or leave them out")
-    given = {"seeds": 1, "progress": progress, **settings}
-    found = compare([method], model, clients, loss, tune=tune, budget=budget, **given)
-    (best,), (row,) = found.best.values(), found.rows
-    return Tuned(best, row["rounds"], found._part.tune_metric, found.tried, found.verdict(), found)
+    given = {"seeds": 1, **settings}
+    found = compare(methods, model, clients, loss, tune=tune, budget=budget, **given)
+    part = found._part
+
+    def result(entry: Entry) -> float:
+        ends = [one.end for one in entry.tried if one.point == entry.point]
+        return part.rank(ends[0]) if ends else 0.0  # there is one setting
+
+    best = max(found._entries, key=result)
+    rows = [row | {"chosen": row["chosen"] and row["method"] == best.label} for row in found.tried]
+    rounds = int(best.curve(part).rounds[-1])
+    return Tuned(found.best[best.label], found.settings[best.label], rounds, rows, found)
+
+
+def _proposed(spec: Spec, budget: Budget | None) -> tuple[dict[str, Method], Grid]:
+    """Return methods and the grid over which they are tuned for a budget."""
+    if budget is None:
+        raise SpecError("`budget` is empty; give one such as 'total=50MB'")
+    method: Any = spec.method
+    methods: dict[str, Method] = {registry.name_of(method): method}
+    grid: dict[str, Any] = {"lr": "search"}
+    if spec.epochs is None:
+        k = method.local_steps
+        grid["local_steps"] = sorted({max(1, k // 2), k, 2 * k})
+    if hasattr(method, "rank") and hasattr(getattr(method, "space", None), "rank"):
+        ranks = {rank: dataclasses.replace(method, rank=rank) for rank in RANKS}
+        grid["rank"] = [
+            rank
+            for rank, one in ranks.items()
+            if budget.allowed(dataclasses.replace(spec, method=one)) >= FEWEST
+        ]
+        if not grid["rank"]:
+            raise SpecError(f"no rank has {FEWEST} rounds within the budget; give a larger one")
+    axes = [getattr(method, axis, None) for axis in ("uplink", "downlink")]
+    if method.controls and axes == [Plain(), Changes()]:
+        coded = dataclasses.replace(method, uplink=BITS, downlink=BITS)
+        methods[f"{registry.name_of(method)}, {BITS.bits} bits"] = coded
+    return methods, grid

@@ -6,7 +6,6 @@ import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,10 +20,8 @@ from fedspan.data import datasets
 from fedspan.engine.provenance import CHECKPOINT
 from fedspan.study import report, results
 from fedspan.study.execute import execute
-from fedspan.study.jobs import changed, fingerprint
 from fedspan.study.model import Study, committed, plugins
 from fedspan.study.results import RUNS, STUDY, Results
-from fedspan.study.tables import published
 from fedspan.study.tuning import Runs
 
 
@@ -88,10 +85,6 @@ def make_runs(
     study: Study, place: Path, *, jobs: int, console: Console, plugins: tuple[Path, ...] = ()
 ) -> Runs:
     """Make the runs of a study: tuning in stages, and all seeds of a variant as soon as its point is chosen."""
-    own = {what: value for spec in firsts(study) for what, value in fingerprint(spec).items()}
-    for what in changed(place, own):
-        text = f"the {what} changed since the runs in {str(place)!r} were made: runs that depend on it are made again"
-        say(text, console)
     for job in Runs(study, place).tuning():
         job.forget_failure()  # of an earlier attempt: nothing is chosen before it is tried again
     runs = Runs(study, place)
@@ -139,26 +132,15 @@ def reproduce(
 
 
 def show(made: report.Report, minutes: float, files: Sequence[Path], console: Console) -> None:
-    """Print the main table of every section and the verdict; a terminal has room for few columns."""
+    """Print the main table of every comparison and the verdict; a terminal has room for few columns."""
     for one in made.sections:
-        part, main = one.part, one.tables[0]
-        assert part is not None
-        whole: list[Any] = [main.header, *main.rows]
-        lines = [[str(getattr(cell, "main", cell)) for cell in line] for line in whole]
-        if len(part.rows) > 1:  # a line per variant
-            first = len(main.header) - len({entry.variant for entry in one.entries})
-            lines = [[" ".join(line[:first]), *line[first:]] for line in lines]
-            lines = [list(column) for column in zip(*lines, strict=True)]
-        elif part.budget is None:
-            lines = [[line[n] for n in (0, 1, 2, 4, 6)] for line in lines]
-        judged = published(part, one.entries)
-        for title, some in ((part.title, lines), ("", [judged.header, *judged.texts()])):
-            head, *rows = [[escape(cell) for cell in line] for line in some]
-            if rows:
-                console.print(table(head, rows, width=console.width, title=title or None))
+        main = one.tables[0]
+        if one.part is not None and len(one.part.rows) == 1:
+            lines = [[escape(cell) for cell in line[:3]] for line in (main.header, *main.texts())]
+            title = one.part.title or None
+            console.print(table(lines[0], lines[1:], width=console.width, title=title))
     notes = [note for one in made.sections for entry in one.entries for note in entry.notes]
     effort = f"{minutes:.1f} core-minutes. " if minutes >= 0.1 else ""
-    verdict = " ".join(made.verdict) if len(made.sections) == 1 else ""
-    for text in (*notes, made.score, effort + ", ".join(map(str, files)), verdict):
+    for text in (*notes, effort + ", ".join(map(str, files)), *made.told):
         if text:
             say(text, console)

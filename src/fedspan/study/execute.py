@@ -23,7 +23,6 @@ from contextlib import suppress
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from textwrap import shorten
 
 import torch
 from rich.console import Console
@@ -45,7 +44,6 @@ from fedspan.study.curves import memory_file
 from fedspan.study.jobs import FAILED, Job
 
 Seen = Callable[[Path, int], None]  # run directory, round
-Begun = Callable[[Iterable[Job]], None]  # the runs that are being made
 Reports = SimpleQueue[tuple[Path, int]]
 Jobs = Shared[dict[str, Job]]
 # In a worker process: how far its run is, jobs with objects, which it is told by name, and whether to stop.
@@ -54,7 +52,6 @@ _shared: Jobs | None
 _stop: Event
 _working = threading.Lock()  # held while a worker process has a run
 GRACE = 20.0  # seconds in which a run whose parent process is gone may save itself
-LONG = 44  # characters of what is being run
 
 
 class Queue:
@@ -152,13 +149,9 @@ def execute(
             far[run_dir] = t
             bar.update(task, completed=sum(far.values()), total=sum(todo.rounds.values()))
 
-        def begun(running: Iterable[Job]) -> None:
-            what = f"{number + 1} of {todo.count} runs: {'; '.join(job.what for job in running)}"
-            bar.update(task, description=shorten(what, LONG, placeholder="…"), refresh=True)
-
-        ends = _here(todo, seen, begun)
+        ends = _here(todo, seen)
         if processes > 1:
-            ends = _apart(todo, processes, objects, plugins, seen, begun)
+            ends = _apart(todo, processes, objects, plugins, seen)
         try:
             for job in ends:
                 why = job.failure()
@@ -171,19 +164,19 @@ def execute(
                 number += 1
                 seen(job.run_dir, job.spec.rounds)
                 todo.add(more())
+                bar.update(task, description=f"{number} of {todo.count} runs", refresh=True)
         except BaseException:
             console.print("stopped; complete runs are kept and are not run again")
             raise
         bar.update(task, description="runs", completed=1, total=1)  # also where less was needed
 
 
-def _here(todo: Queue, seen: Seen, begun: Begun) -> Iterator[Job]:
+def _here(todo: Queue, seen: Seen) -> Iterator[Job]:
     """In this process, one after another."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         while (job := todo.take()) is not None:
-            begun([job])
             _run(job, seen)
             yield job
     finally:
@@ -196,7 +189,6 @@ def _apart(
     objects: Jobs | None,
     plugins: tuple[Path, ...],
     seen: Seen,
-    begun: Begun,
 ) -> Iterator[Job]:
     """In several processes, in the order in which they end."""
     context = multiprocessing.get_context("fork" if FORKS and objects is not None else "spawn")
@@ -211,7 +203,6 @@ def _apart(
                     with without_script():
                         given = job if objects is None else _name(job)
                         running[pool.submit(_run_apart, given)] = job
-                    begun(running.values())
                     continue
                 if not running:
                     return

@@ -1,4 +1,4 @@
-"""Figures: the metric of a part against rounds and bytes, or against a tuned setting; and who holds what."""
+"""Figures: the metric of a part against rounds and bytes, or or against a tuned setting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedspan.core.task import Holdings
 from fedspan.study.curves import AXES, BYTES, Axis, over_seeds
 from fedspan.study.model import Part
 from fedspan.study.results import Entries, Entry
@@ -27,7 +26,6 @@ STYLE: dict[Any, Any] = {
 }
 MARKERS = "os^DvPp"  # lines are told by color and marker, as on the page
 ACROSS = 3  # panels side by side
-NAMED = 40  # rows or columns of a heat map that have room for names
 
 
 def panels(down: int, across: int, share: bool = False) -> tuple[Any, Any]:
@@ -144,21 +142,3 @@ def _grid(axis: Any, part: Part, entries: Entries, key: str) -> None:
         look = _look(part, entry) | {"markevery": None}
         axis.plot([x for x, _ in points], ends, lw=1.4, **look)
     axis.set_xlabel(f"{key.rpartition('.')[2]} (no point: diverged)")
-
-
-def heatmap(held: Holdings, title: str, path: Path) -> Path:
-    """Draw examples by client and class; the format is that of the file's ending, PNG if it has none."""
-    path = path if path.suffix else path.with_suffix(".png")
-    clients, classes = held.counts.shape
-    size = (min(12.0, 2.5 + 0.22 * classes), min(10.0, 1.5 + 0.16 * clients))
-    figure = Figure(size, layout="constrained")
-    axis: Any = figure.subplots()
-    figure.colorbar(axis.imshow(held.counts, aspect="auto"), label="examples")
-    axis.set(xlabel="class" if held.classes else "", ylabel="client", title=title)
-    if clients <= NAMED:
-        axis.set_yticks(range(clients), held.clients)
-    if classes <= NAMED:
-        axis.set_xticks(range(len(held.classes)), held.classes, rotation="vertical")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight", dpi=150)
-    return path

@@ -11,8 +11,8 @@ import contextlib
 import dataclasses
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from fedspan.core import registry, tables
 from fedspan.core.digest import digest, sha256, source_of
 from fedspan.core.errors import DataError
-from fedspan.core.json_log import read_table, write_table
+from fedspan.core.json_log import read_table
 from fedspan.core.spec import Spec, flat
 from fedspan.engine import history
 from fedspan.engine.loop import Line
@@ -29,7 +29,6 @@ from fedspan.engine.provenance import OUTCOME
 from fedspan.tasks.custom import Custom, _digest
 
 FAILED = "failed.txt"  # the reason in one line, then the traceback
-FINGERPRINT = "fingerprint.json"
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ class Job:
     run_dir: Path
     seeds: int
     keep: bool = False  # keep the checkpoint at the end, so that another job can run it longer
-    what: str = field(default="", kw_only=True)  # in words
 
     def histories(self) -> list[Path]:
         """The history files of the run, in the order of its seeds."""
@@ -87,19 +85,13 @@ class Job:
         return max((float(end["seconds"]) for end in self._ends()), default=0.0)
 
 
-def jobs_of(spec: Spec, runs: Path, seeds: int, what: str = "", keep: bool = False) -> list[Job]:
+def jobs_of(spec: Spec, runs: Path, seeds: int, keep: bool = False) -> list[Job]:
     """A spec under several seeds: one batched computation where the task supports it, else one job per seed."""
     place = place_of(spec, runs)
     if spec.task.several_seeds:
-        return [Job(spec, place / f"{seeds}-seeds", seeds, keep, what=what)]
+        return [Job(spec, place / f"{seeds}-seeds", seeds, keep)]
     return [
-        Job(
-            dataclasses.replace(spec, seed=seed),
-            place / f"seed-{seed}",
-            1,
-            keep,
-            what=f"{what}, seed {seed}",
-        )
+        Job(dataclasses.replace(spec, seed=seed), place / f"seed-{seed}", 1, keep)
         for seed in range(spec.seed, spec.seed + seeds)
     ]
 
@@ -111,7 +103,7 @@ def place_of(spec: Spec, runs: Path) -> Path:
     """
     parts = [registry.name_of(spec.method), spec.identity()]
     if own := fingerprint(spec):
-        parts.append(digest(json.dumps(own, sort_keys=True), size=4))
+        parts.append(own)
     if isinstance(spec.method.lr, str):
         parts.append(f"{spec.rounds}-rounds")
     return runs / "-".join(parts)
@@ -124,47 +116,34 @@ def seconds(jobs: Iterable[Job]) -> float:
 
 # ---- what decides a run besides its settings
 
-_of_tasks: dict[str, dict[str, str]] = {}  # what a spec file names is read once per process
+_of_tasks: dict[str, list[str]] = {}  # what a spec file names is read once per process
 
 
-def fingerprint(spec: Spec) -> dict[str, str]:
-    """What it is of → hash, for everything that is the user's own; empty if all comes with fedspan."""
-    own = {f"source of {cls.__name__}": _source(cls) for cls in map(type, _choices(spec))}
+def fingerprint(spec: Spec) -> str:
+    """A hash of everything that is the user's own; empty if all comes with fedspan."""
+    own = [_source(cls) for cls in map(type, _choices(spec))]
     if isinstance(spec.task, Custom) and spec.task.objects is not None:
         given = spec.task.objects
         if "fingerprint" not in vars(given):  # every run of a comparison asks for it
-            data = {
-                "initial weights": dict(given.model.state_dict()),
-                "clients' data": given.clients,
-                "test data": given.test,
-                "validation data": given.validation,
-            }
-            vars(given)["fingerprint"] = {name: _digest(one) for name, one in data.items()}
-        return {**own, **vars(given)["fingerprint"]}
-    table = tables.describe(spec.task)
-    key = json.dumps(table)
-    if key not in _of_tasks:
-        found = _of_tasks[key] = {}
-        for name in flat(table).values():
-            if isinstance(name, str) and len(name) < 1000 and Path(name).is_file():
-                found[f"file {name!r}"] = sha256(Path(name))[:16]
-        if isinstance(spec.task, Custom) and spec.task.clients is not None:  # from a module
-            read = spec.task.material(0, torch.float32)
-            found["test data"] = _digest(read.test())
-            found["validation data"] = _digest(read.validation())
-            with contextlib.suppress(DataError, OSError):  # data that is on other machines
-                found["clients' data"] = _digest(list(read.clients))
-    return own | _of_tasks[key]
-
-
-def changed(runs: Path, found: Mapping[str, str]) -> list[str]:
-    """What has changed since the runs in a directory were made. Notes the new fingerprint there."""
-    path, remedy = runs / FINGERPRINT, "put it back, or delete it and the runs beside it"
-    before = read_table(path, remedy=remedy) if path.exists() else {}
-    if found:
-        runs.mkdir(parents=True, exist_ok=True)
-        write_table(path, {**before, **found})
-    return [what for what, value in found.items() if before.get(what, value) != value]
+            data = [dict(given.model.state_dict()), given.clients, given.test, given.validation]
+            vars(given)["fingerprint"] = [_digest(one) for one in data]
+        own += vars(given)["fingerprint"]
+    else:
+        table = tables.describe(spec.task)
+        key = json.dumps(table)
+        if key not in _of_tasks:
+            found = _of_tasks[key] = [
+                sha256(Path(name))[:16]
+                for name in flat(table).values()
+                if isinstance(name, str) and len(name) < 1000 and Path(name).is_file()
+            ]
+            if isinstance(spec.task, Custom) and spec.task.clients is not None:  # from a module
+                read = spec.task.material(0, torch.float32)
+                found += [_digest(read.test()), _digest(read.validation())]
+                with contextlib.suppress(DataError, OSError):  # data that is on other machines
+                    found.append(_digest(list(read.clients)))
+        own += _of_tasks[key]
+    return digest(json.dumps(own), size=4) if own else ""
 
 
 def _choices(value: Any) -> Iterator[Any]:

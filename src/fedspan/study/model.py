@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -205,6 +206,10 @@ class Part:
         """The rows of a curve that the budget allows; all if there is none."""
         return curve if self.budget is None else curve.within(self.budget.limits)
 
+    def rank(self, end: Tail) -> float:
+        """Of a result in tuning, the higher the better; one that not every seed reached comes last."""
+        return self.tune_sign * end.mean if end.whole else -math.inf
+
     def result(self, curve: Series) -> Tail:
         """The mean of the last evaluations within the budget."""
         curve = self.inside(curve)
@@ -278,10 +283,18 @@ def names() -> list[str]:
     return sorted(file.stem for file in SPECS.glob("*.toml"))
 
 
+def _file(name: str) -> Path:
+    """The file of a study that comes with fedspan, or one of the user's own."""
+    if name.endswith(".toml"):
+        return Path(name)
+    one_of("study", name, names())
+    return SPECS / f"{name}.toml"
+
+
 def plugins(name: str) -> tuple[Path, ...]:
     """The files beside the study NAME that have its own tasks and methods."""
-    one_of("study", name, names())
-    return tuple(SPECS / one for one in read_toml(SPECS / f"{name}.toml").get("plugins", ()))
+    file = _file(name)
+    return tuple(file.parent / one for one in read_toml(file).get("plugins", ()))
 
 
 def committed(name: str, scale: str | None = None, seeds: int | None = None) -> Study:
@@ -289,7 +302,8 @@ def committed(name: str, scale: str | None = None, seeds: int | None = None) -> 
     for path in plugins(name):
         if path.stem not in sys.modules:
             load_plugin(path)
-    return study_of({"name": name} | read_toml(SPECS / f"{name}.toml"), scale, seeds)
+    file = _file(name)
+    return study_of({"name": file.stem} | read_toml(file), scale, seeds)
 
 
 def study_of(table: Table, scale: str | None = None, seeds: int | None = None) -> Study:

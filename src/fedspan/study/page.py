@@ -32,8 +32,8 @@ SCRIPTS = ("dom", "drawing", "reading", "download", "hours", "chart", "tables", 
 FEWER = 70  # rows on each axis of a line, where a part has several rows
 
 
-def render(report: Report, live: str = "") -> str:
-    """Return a report as a page; `live` is the stamp of a page that follows a run."""
+def render(report: Report) -> str:
+    """Return a report as a page."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["coded"] = coded
     return environment.from_string((WEB / "page.html").read_text("utf-8")).render(
@@ -41,7 +41,6 @@ def render(report: Report, live: str = "") -> str:
         charts=charts,
         specs=specs,
         drawing=drawing,
-        live=live,
         style=_own("page.css"),
         script=Markup("\n").join(_own(f"{name}.js") for name in SCRIPTS),
     )
@@ -120,18 +119,12 @@ def chart(part: Part, entries: Entries) -> dict[str, Any]:
                 for seed, t, failed in zip(one.seeds, one.diverged, one.failed, strict=True)
                 if failed or t is not None
             ]
-            x: dict[str, Any] = {}
-            for axis, scale in scales.items():
-                costs, rounds = one.spent[axis] / scale, one.rounds
-                each = float(f"{costs[-1] / rounds[-1]:.9g}") if rounds[-1] else 0.0
-                even = axis in BYTES and np.allclose(each * rounds, costs, rtol=2e-7, atol=0)
-                x[axis] = each if even else rounded(costs)
             line = {
                 "name": one.label,
                 "color": one.color,
                 "seeds": len(one.seeds),
                 "gone": gone,
-                "x": x,
+                "x": {axis: rounded(one.spent[axis] / size) for axis, size in scales.items()},
                 "y": {name: _drawn(name, v) for name, v in one.metrics.items() if name in metrics},
                 "row": entry.row,
                 # each line has a marker; a dash tells lines of one color apart

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedspan.core.errors import SpecError, one_of, path_of
 from fedspan.core.extras import needs, versions
-from fedspan.core.files import make_dir, write_atomic
+from fedspan.core.files import csv_text, make_dir, write_atomic
 from fedspan.engine.history import higher_is_better, main_metric, sign_of
 from fedspan.study import results as data
 from fedspan.study import tables
@@ -69,15 +69,12 @@ class Report:
         if "md" in formats:
             texts["tables.md"] = self._markdown()
         if "csv" in formats:
-            records, curves = [], []
+            lines = []
             for title, part, entries in parts:
-                named = {"part": title} if len(parts) > 1 else {}
-                records += [named | record for record in tables.records(part, entries)]
-                for entry in entries:
-                    row = {"row": part.rows[entry.row].label} if len(part.rows) > 1 else {}
-                    curves.append((named | row, entry.series))
-            texts["results.csv"] = tables.results_csv(records)
-            texts["curves.csv"] = tables.curves_csv(curves)
+                for entry, numbers in zip(entries, tables.rows(part, entries), strict=True):
+                    named = {"part": title, "row": part.rows[entry.row].label}
+                    lines.append({key: text for key, text in named.items() if text} | numbers)
+            texts["results.csv"] = csv_text(lines)
         make_dir(out)
         for name, text in texts.items():
             files.append(out / name)
@@ -111,7 +108,7 @@ def of_study(results: Results) -> Report:
         failed = [f"failed: {line}" for entry in entries for line in entry.failures]
         events = [note for entry in entries for note in entry.notes]
         notes = [*tables.orders(part, entries), *dict.fromkeys(failed), *events]
-        title, about = part.title or "Results", part.about or described(part)
+        title, about = part.title or "Results", part.about or described(part, entries)
         shown = [one for one in made if one.rows]
         sections.append(Section(title, about, shown, notes, said(part, entries), part, entries))
     footer = _listed(results.versions)

@@ -15,21 +15,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedspan.callbacks import EarlyStopping, KeepBest
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
 from fedspan.core.spec import Spec, flat, read_toml, toml_value, with_changes, with_values
 from fedspan.costs import plan
 from fedspan.engine.history import HELD_OUT, main_metric, sign_of
-from fedspan.study.curves import Goal, Table, labels, setting
+from fedspan.study.curves import Goal, Table, setting
 from fedspan.study.model import Part, Study, laid_over, study_of
 
 MOST_POINTS = 1000  # values of one key of a grid
-OWN = ("method", "epochs")  # what each spec file has of its own
 
 
-def with_grids(part: Part, tune: Mapping[str, Any], option: str = "tune") -> Part:
+def with_grids(part: Part, tune: Mapping[str, Any]) -> Part:
     """The part with its variants tuned over values.
 
     `{"lr": […]}` is for all, `{"SSF": {"lr": […]}}` for those of one label, name or method, for which it replaces the
@@ -37,7 +35,7 @@ def with_grids(part: Part, tune: Mapping[str, Any], option: str = "tune") -> Par
     """
     if not isinstance(tune, Mapping) or not all(isinstance(key, str) for key in tune):
         raise SpecError(
-            f"`{option}` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}"
+            f"`tune` must be a table such as {{'lr': [0.03, 0.1, 0.3]}}, got {shown(tune)}"
         )
     owners = {key: own for key, own in tune.items() if isinstance(own, Mapping)}
     shared = {key: values for key, values in tune.items() if key not in owners}
@@ -56,18 +54,18 @@ def with_grids(part: Part, tune: Mapping[str, Any], option: str = "tune") -> Par
             known = ["epochs", *(one.name for one in registry.settings(cls))]
             if top not in known:
                 raise SpecError(
-                    f"`{option}`: the method of {variant.label} has no setting {top!r}{did_you_mean(top, known)}; tune "
+                    f"`tune`: the method of {variant.label} has no setting {top!r}{did_you_mean(top, known)}; tune "
                     "settings of methods, each for those that have it"
                 )
-            grid[key if key == "epochs" else f"method.{key}"] = values_of(option, key, values)
+            grid[key if key == "epochs" else f"method.{key}"] = values_of(key, values)
         variants.append(dataclasses.replace(variant, grid=grid))
         names += whose
     for owner in owners:
-        one_of(f"label in {option}", owner, {*names})
+        one_of("label of a grid", owner, {*names})
     return dataclasses.replace(part, variants=variants)
 
 
-def values_of(option: str, key: str, values: Any) -> list[Any]:
+def values_of(key: str, values: Any) -> list[Any]:
     """The values of a grid's key as plain numbers and words."""
     if isinstance(values, str | int | float):
         return [values]
@@ -76,14 +74,14 @@ def values_of(option: str, key: str, values: Any) -> list[Any]:
     found = [one.item() if hasattr(one, "item") else one for one in values] if listed else []
     if not 0 < len(found) <= MOST_POINTS:
         raise SpecError(
-            f"`{option}` needs a list of 1 to {MOST_POINTS:,} values for {key!r}, such as [0.03, 0.1, 0.3], got "
+            f"`tune` needs a list of 1 to {MOST_POINTS:,} values for {key!r}, such as [0.03, 0.1, 0.3], got "
             f"{shown(values)}"
         )
     return found
 
 
-def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "metric") -> Part:
-    """The part with its metrics chosen and every spec of it checked; `option` is what a user calls the metric.
+def prepared(part: Part, metric: str | None, goal: Goal | None) -> Part:
+    """The part with its metrics chosen and every spec of it checked.
 
     Results are those of the test set where there is one. Tuning never goes by the test set: it goes by the validation
     set, or by the training loss where there is none. A task without data of its own is tuned by its metric.
@@ -98,19 +96,9 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
     tested = [one for one in known if not one.startswith(HELD_OUT)]
     if metric is None:
         metric = part.metric or main_metric(tested or known, part.metrics)
-    one_of(option, metric, known)
+    one_of("metric", metric, known)
     given = goal or (part.goal if metric == part.metric else None)
-    sign = sign_of(metric, part.metrics, given, option.replace("metric", "goal"))
-    goal = "max" if sign > 0 else "min"
-    for one in first.callbacks:  # must not choose models by the same metric in the other direction
-        if isinstance(one, KeepBest | EarlyStopping):
-            by = one.metric or main_metric(known, part.metrics)
-            same = by.removeprefix(HELD_OUT) == metric.removeprefix(HELD_OUT)
-            if same and sign_of(by, part.metrics, one.mode) != sign:
-                other = "min" if goal == "max" else "max"
-                raise SpecError(
-                    f"`goal` of {metric!r} is {goal!r}, but {type(one).__name__} goes by {other!r}; give both the same"
-                )
+    goal = "max" if sign_of(metric, part.metrics, given, "goal") > 0 else "min"
     held_out = HELD_OUT + metric.removeprefix(HELD_OUT)
     tune_by = part.tune_by or (held_out if held_out in known else TRAIN_LOSS if trains else metric)
     part = dataclasses.replace(part, metric=metric, goal=goal, tune_by=tune_by)
@@ -121,7 +109,7 @@ def prepared(part: Part, metric: str | None, goal: Goal | None, option: str = "m
             trained = -(-spec.rounds // spec.eval_every)
             if part.tail > trained:
                 raise SpecError(
-                    f"`{option.replace('metric', 'tail')}` is {part.tail:g}, but a run of {spec.rounds} rounds has "
+                    f"`tail` is {part.tail:g}, but a run of {spec.rounds} rounds has "
                     f"{trained} evaluations after its start; give at most {trained}"
                 )
     return part
@@ -134,7 +122,6 @@ def asked(
     goal: Goal | None,
     *,
     objects: Table | None = None,
-    flag: str = "",
 ) -> Study:
     """The study of one comparison, with its grids and its metric chosen and every spec of it checked.
 
@@ -144,7 +131,6 @@ def asked(
         metric: The metric to compare by; by default the table's, or else the main one.
         goal: Whether more of it is better; by default known from its name.
         objects: Settings of the base that no table can hold.
-        flag: What stands before the name of an option.
     """
     study = study_of(table)
     if len(study.parts) > 1:
@@ -152,15 +138,15 @@ def asked(
             f"{study.name!r} is a study of {len(study.parts)} parts; `fedspan compare` takes one"
         )
     part = dataclasses.replace(study.parts[0], objects=objects or {})
-    part = with_grids(part, tune, f"{flag}grid" if flag else "tune")
-    return dataclasses.replace(study, parts=[prepared(part, metric, goal, f"{flag}metric")])
+    part = prepared(with_grids(part, tune), metric, goal)
+    return dataclasses.replace(study, parts=[part])
 
 
 # ---- the command line
 
 
 def requested(
-    specs: Sequence[Path],
+    path: Path,
     *,
     methods: Sequence[str] = (),
     grids: Sequence[str] = (),
@@ -171,76 +157,46 @@ def requested(
     **options: int | None,
 ) -> Study:
     """The comparison that a command line asks for; `options` are settings of a study."""
-    found = [(str(path), read_toml(path)) for path in specs]
-    whole = [path for path, table in found if {"variants", "parts"} & table.keys()]
-    if whole:
-        if len(specs) > 1 or methods:
-            raise SpecError(
-                f"{whole[0]!r} is a complete comparison; give it without other specs and --methods"
-            )
-        table: Table = with_changes(found[0][1], tuple(f"base.{change}" for change in changes))
-        table = {"name": specs[0].stem, "metric": ""} | table
+    table: Table = read_toml(path)
+    if {"variants", "parts"} & table.keys():
+        if methods:
+            raise SpecError(f"{str(path)!r} is a complete comparison; give it without --methods")
+        table = with_changes(table, tuple(f"base.{change}" for change in changes))
+        table = {"name": path.stem, "metric": ""} | table
         values = flat(table)
         if values.get("base.task.name") == "custom" and "base.task.module" not in values:
             raise SpecError(
-                f"{whole[0]!r} compares on a model and data in Python; continue it there, with "
-                f"fedspan.compare(…, run_dir={str(specs[0].parent)!r}, resume=True)"
+                f"{str(path)!r} compares on a model and data in Python; continue it there, with "
+                f"fedspan.compare(…, run_dir={str(path.parent)!r}, resume=True)"
             )
     else:
-        pairs = [
-            (path, Spec.from_table(with_changes(table, tuple(changes)))) for path, table in found
-        ]
-        table = _of_specs(pairs, methods, budgeted=bool(budget))
+        base = Spec.from_table(with_changes(table, tuple(changes)))
+        texts = [entry for one in methods for entry in entries(one)]
+        pairs = [_variant(base, text) for text in texts or [registry.name_of(base.method)]]
+        label, count = Counter(label for label, _ in pairs).most_common(1)[0]
+        if count > 1:
+            raise SpecError(
+                f"two methods have the label {label!r}; give one of them another with `… as LABEL`"
+            )
+        table = {"name": "comparison", "metric": "", "base": base.table(), "variants": dict(pairs)}
     table |= {key: value for key, value in options.items() if value is not None}
     table |= {"budget": list(budget)} if budget else {}
+    return asked(table, grids_of(grids), metric, goal)
+
+
+def grids_of(texts: Sequence[str]) -> Table:
+    """The values to tune over of texts such as `lr=0.1,0.3` and `ssf:lr=0.1,0.3`."""
     tune: Table = {}
-    for text in grids:
-        owner, key, of_key = grid_of(text, "--grid")
+    for text in texts:
+        left, sign, values = text.partition("=")
+        owner, _, key = (part.strip() for part in left.rpartition(":"))
+        if not sign or not key or not values.strip():
+            raise SpecError(
+                f"--grid needs key=value,value,… or method:key=value,value,…, got {text!r}"
+            )
         grid = tune.setdefault(owner, {}) if owner else tune
-        grid[key] = of_key
-    return asked(table, tune, metric, goal, flag="--")
-
-
-def grid_of(text: str, option: str) -> tuple[str, str, list[Any]]:
-    """The owner, the key and the values of a text such as `ssf:lr=0.1,0.3`; without an owner it is empty."""
-    left, sign, values = text.partition("=")
-    owner, _, key = (part.strip() for part in left.rpartition(":"))
-    if not sign or not key or not values.strip():
-        raise SpecError(
-            f"{option} needs key=value,value,… or method:key=value,value,…, got {text!r}"
-        )
-    return owner, key.removeprefix("method."), [toml_value(value) for value in split(values)]
-
-
-def _of_specs(found: Sequence[tuple[str, Spec]], methods: Sequence[str], budgeted: bool) -> Table:
-    """The table of a study of several specs, or of one spec and several methods."""
-    base = found[0][1].table()
-    if methods:
-        if len(found) > 1:
-            raise SpecError(f"--methods needs one spec to start from, got {len(found)}")
-        texts = [entry for one in methods for entry in entries(one)]
-        pairs = [_variant(found[0][1], text) for text in texts]
-    else:
-        # local work is each file's own
-        free = {*OWN, "callbacks", "search", "engine", "device", *(["rounds"] if budgeted else [])}
-        tables = [flat({k: v for k, v in one.table().items() if k not in free}) for _, one in found]
-        first = tables[0]
-        for (name, _), table in zip(found, tables, strict=True):
-            for key in first | table:
-                if first.get(key) != table.get(key):
-                    raise SpecError(
-                        f"specs differ in more than the method: {key} is {first.get(key)!r} in {found[0][0]!r} "
-                        f"and {table.get(key)!r} in {name!r}; make them equal or give --set {key}=…"
-                    )
-        own = [{k: v for k, v in spec.table().items() if k in OWN} for _, spec in found]
-        base = {key: value for key, value in base.items() if key not in OWN}
-        pairs = list(zip(labels(own), own, strict=True))
-    label, count = Counter(label for label, _ in pairs).most_common(1)[0]
-    if count > 1:
-        raise SpecError(
-            f"two methods have the label {label!r}; give one of them another with `… as LABEL`"
-        )
-    return {"name": "comparison", "metric": "", "base": base, "variants": dict(pairs)}
+        grid[key] = [toml_value(value) for value in split(values)]
+    return tune
 
 
 def _variant(base: Spec, text: str) -> tuple[str, Table]:

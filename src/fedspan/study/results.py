@@ -13,7 +13,7 @@ import gzip
 import json
 import tomllib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fedspan.core.errors import CheckpointError
 from fedspan.core.extras import versions
 from fedspan.core.files import make_dir, write_atomic
 from fedspan.core.spec import read_toml
-from fedspan.study.budget import Budget, sized
+from fedspan.study.budget import Budget
 from fedspan.study.curves import Axis, Series, Table, Tail
 from fedspan.study.jobs import seconds
 from fedspan.study.model import Case, Part, Point, Study, study_of, table_of
@@ -67,6 +67,11 @@ class Entry:
         return self.series.label
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The tuned settings, such as `{"lr": 0.1}`; a searched step is the first seed's."""
+        return short(self.point) | ({"lr": self.found_lr[0]} if self.found_lr else {})
+
+    @property
     def notes(self) -> list[str]:
         """What went wrong, with the name of the method."""
         return [f"{self.label}, {event}" for event in self.events]
@@ -78,6 +83,11 @@ class Entry:
 
 
 Entries = Sequence[Entry]
+
+
+def short(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a point with the method's own names of settings."""
+    return {key.removeprefix("method."): value for key, value in point.items()}
 
 
 def by_row(part: Part, entries: Entries) -> list[tuple[Case, list[Entry]]]:
@@ -107,13 +117,8 @@ def collect(study: Study, place: Path, command: str) -> Results:
         axes: tuple[Axis, ...] = ("up", "total") if part.budget is None else ("total", "round")
         for axis in axes if len(part.rows) == 1 else ():
             cost = cell.equal_cost(axis)
-            if part.budget is None:
-                at[f"at {sized(cost)} {'up' if axis == 'up' else 'both ways'}"] = cell.at(
-                    axis, cost
-                )
-            elif set(part.budget.limits) != {axis}:
-                words = Budget({axis: cost}).words()
-                at[f"{words}, best of grid"] = cell.tuned_at(axis, cost)
+            if part.budget is None or set(part.budget.limits) != {axis}:
+                at[f"at {Budget({axis: cost}).words()}"] = cell.at(axis, cost)
         found = Entry(
             row=part.rows.index(cell.row),
             variant=cell.variant.name,
@@ -155,7 +160,7 @@ def announce(study: Study, out: Path, line: str) -> str:
         lines = [line.replace(" --resume", "")]
     elif not before.endswith(f"\n{text}"):
         lines.append(line)
-    write_atomic(path, "\n".join([*(MADE_BY + one for one in lines), text]).encode())
+    write_atomic(path, "\n".join([*(MADE_BY + one for one in lines if one), text]).encode())
     return "\n".join(lines)
 
 
@@ -217,8 +222,7 @@ def _entry(table: Table, part: Part, runs: list[Table]) -> Entry:
     plain |= {key: Tail(*plain[key]) for key in ("final", "best")}
     plain["at"] = {heading: Tail(*numbers) for heading, numbers in plain["at"].items()}
     plain["tried"] = [
-        Tried(point, rounds, Tail(*end), dropped=dropped)
-        for point, rounds, end, dropped in plain["tried"]
+        Tried(point, rounds, Tail(*end), dropped) for point, rounds, end, dropped in plain["tried"]
     ]
     return Entry(series=Series.from_json(run, variant.label, variant.color), **plain)
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedspan.core import registry
-from fedspan.core.files import csv_text
 from fedspan.engine.history import HELD_OUT
 from fedspan.study.budget import UNITS
 from fedspan.study.curves import BYTES, Series, Tail, plain, reach
@@ -29,7 +27,6 @@ NAMES = {  # what metrics are called in words, where their own name is none
     "loss": "test loss", "training_loss": "training loss", "rel_err": "relative error", "auroc": "AUROC",
     "c_index": "concordance index", "f1": "F1", "f1_macro": "macro F1", "mae": "mean absolute error",
     "mse": "mean squared error", "r2": "R²", "token_accuracy": "token accuracy",
-    "average_precision": "average precision",
     "correction": "correction on", "correction_test": "test of the correction",
 }  # fmt: skip
 
@@ -136,7 +133,7 @@ def _best(metric: str) -> str:
     return titled(metric, f"best {name}{'' if said else ' on the test set'}")
 
 
-# ---- records: what is known of every entry, as values
+# ---- records: what is known of every entry
 
 
 def ranked(part: Part, entries: Entries) -> list[Entry]:
@@ -148,22 +145,48 @@ def ranked(part: Part, entries: Entries) -> list[Entry]:
     return sorted(entries, key=worth, reverse=True)
 
 
+def rows(part: Part, entries: Entries) -> list[Record]:
+    """Return one record of numbers per entry: its result over seeds, its settings, and what was spent for it."""
+    found = []
+    for entry in entries:
+        spent = {axis: values[-1] for axis, values in entry.curve(part).spent.items()}
+        result = entry.final
+        found.append(
+            {
+                "method": entry.label,
+                part.metric: result.mean,
+                f"{part.metric}_sd": result.spread,
+                f"best_{part.metric}": entry.best.mean,
+                **entry.settings,
+                "at_edge": entry.at_edge,
+                "rounds": int(spent["round"]),
+                "up_bytes": int(spent["up"]),
+                "down_bytes": int(spent["down"]),
+                "client_state_bytes": entry.client_state,
+                "client_memory_bytes": entry.client_memory,
+                "seconds": float(spent["seconds"]),
+                "seeds": result.seeds,
+                "diverged": result.diverged,
+                "failed": result.failed,
+                "nan": result.undefined,
+            }
+        )
+    return found
+
+
 def records(part: Part, entries: Entries) -> list[Record]:
-    """Return one record of plain values per entry. Keys that begin with "result" count what the budget allows."""
+    """Return what the tables show of every entry. Keys that begin with "result" count what the budget allows."""
     out = []
     for row, here in by_row(part, entries):
         series = [entry.series for entry in here]
         fronts = {axis: reach(series, part.metric, part.goal, axis) for axis in BYTES}
         for place, entry in enumerate(here):
             curve, spent = entry.series.curve(part.metric), entry.curve(part).spent
-            last, (holds, published, _) = curve.tail(1), judge(part, entry)
+            last = curve.tail(1)
             record: Record = {
                 "row": row.label,
                 "run": entry.label,
                 "seeds": last.seeds,
-                "diverged": last.diverged,
-                "failed": last.failed,
-                "nan": last.undefined or None,
                 "rounds": int(curve.rounds[-1]),
                 "last": last,
                 "best": entry.best,
@@ -174,8 +197,6 @@ def records(part: Part, entries: Entries) -> list[Record]:
                 "client_state_bytes": entry.client_state,
                 "client_memory_bytes": entry.client_memory,
                 **{f"pareto_{axis}_bytes": fronts[axis].get(place) for axis in BYTES},
-                "published": published,
-                "reproduced": holds,
                 **{f"result_{axis}_bytes": float(spent[axis][-1]) for axis in BYTES},
             }
             if part.budget is not None:
@@ -189,48 +210,11 @@ def records(part: Part, entries: Entries) -> list[Record]:
     return out
 
 
-def results_csv(found: Sequence[Record]) -> str:
-    """Return records as CSV: a result is its mean and its standard deviation over seeds."""
-    lines = []
-    known = {key for one in found for key, value in one.items() if value not in (None, "")}
-    for record in found:
-        line: Record = {}
-        for key, value in record.items():
-            if isinstance(value, Tail):
-                line |= {f"{key}_mean": _digits(value.mean), f"{key}_sd": _digits(value.spread)}
-            elif key.startswith("pareto_") and key in known:
-                low, high = map(_digits, value or (math.nan, math.nan))
-                line |= {f"{key}_from": low, f"{key}_to": high}
-            elif key in known:
-                line[key] = value
-        lines.append(line)
-    return csv_text(lines)
-
-
-def curves_csv(series: Sequence[tuple[dict[str, str], Series]]) -> str:
-    """Return the evaluations of every seed; each series comes with the columns that name it.
-
-    Bytes and seconds are means over seeds.
-    """
-    lines = []
-    for named, one in series:
-        for (n, seed), (row, t) in itertools.product(enumerate(one.seeds), enumerate(one.rounds)):
-            values = {name: _digits(each[n, row]) for name, each in one.metrics.items()}
-            if any(values.values()):
-                place = {"run": one.label, "seed": seed, "round": int(t)}
-                lines.append(named | place | _costs(one, row) | values)
-    return csv_text(lines)
-
-
 def _costs(one: Series, row: int) -> Record:
     """Return what was spent up to a row; hours are those of a virtual clock, if there is one."""
     spent = {key: float(values[row]) for key, values in one.spent.items()}
     found: Record = {f"{way}_bytes": int(spent[way]) for way in ("up", "down")}
     return found | {key: spent[key] for key in ("seconds", "hours") if math.isfinite(spent[key])}
-
-
-def _digits(value: float) -> str:
-    return f"{value:.6g}" if math.isfinite(value) else ""
 
 
 # ---- tables
@@ -302,8 +286,8 @@ def _of_records(
         return "" if value is None else str(value)
 
     found = records(part, ranked(part, entries))
-    rows: Rows = [[text(key, one.get(key)) for key in columns.values()] for one in found]
-    return _full([heading.replace("{}", unit) for heading in columns], rows, keep, title)
+    lines: Rows = [[text(key, one.get(key)) for key in columns.values()] for one in found]
+    return _full([heading.replace("{}", unit) for heading in columns], lines, keep, title)
 
 
 def _full(header: list[str], rows: Rows, keep: int = 0, title: str = "") -> TextTable:

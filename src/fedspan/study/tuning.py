@@ -35,8 +35,6 @@ class Tried:
     point: Point
     rounds: int
     end: Tail  # in the metric that decides the tuning
-    deciding: Series | None = None  # the same metric over rounds; None: read from a data file
-    curve: Series | None = None  # the metric of the part
     dropped: bool = False  # far behind the best one, and not run to the end
 
 
@@ -97,10 +95,8 @@ class Cell:
 
     def trial(self, n: int, rounds: int) -> list[Job]:
         """The runs of the n-th point; a longer run may continue them."""
-        point, spec = self.specs[n]
-        what = f"tuning {self.variant.label}, {settings(point)}"
-        spec = dataclasses.replace(spec, rounds=rounds)
-        return jobs_of(spec, self.runs.place, self.part.tuning_seeds, what, keep=True)
+        spec = dataclasses.replace(self.specs[n][1], rounds=rounds)
+        return jobs_of(spec, self.runs.place, self.part.tuning_seeds, keep=True)
 
     def trying(self) -> list[list[Job]]:
         """The runs that try each point, at the lengths that are known by now."""
@@ -129,7 +125,7 @@ class Cell:
     def running(self, point: Point | None = None) -> list[Job]:
         """All seeds at a point, by default the chosen one."""
         spec = self.part.spec(self.variant, self.point if point is None else point, self.row)
-        return jobs_of(spec, self.runs.place, self.part.seeds, self.variant.label)
+        return jobs_of(spec, self.runs.place, self.part.seeds)
 
     def _read(self, jobs: list[Job]) -> Series:
         """The runs of one point as a series, no longer than their jobs."""
@@ -155,9 +151,8 @@ class Cell:
         found = []
         for (point, whole), jobs in zip(self.specs, self.trying(), strict=True):
             series, rounds = self._read(jobs), jobs[0].spec.rounds
-            deciding, curve = series.curve(self.part.tune_metric), series.curve(self.part.metric)
-            end = self.part.result(deciding)
-            found.append(Tried(point, rounds, end, deciding, curve, rounds < whole.rounds))
+            end = self.part.result(series.curve(self.part.tune_metric))
+            found.append(Tried(point, rounds, end, rounds < whole.rounds))
         return found
 
     @property
@@ -169,11 +164,7 @@ class Cell:
         tried = self.source.tried
         if not tried:
             return self.source.variant.points()[0]
-        return max(tried, key=lambda one: (not one.dropped, self.source.rank(one.end))).point
-
-    def rank(self, end: Tail) -> float:
-        """Of a result in tuning, the higher the better; one that not every seed reached comes last."""
-        return self.part.tune_sign * end.mean if end.whole else -math.inf
+        return max(tried, key=lambda one: (not one.dropped, self.source.part.rank(one.end))).point
 
     @property
     def found_lr(self) -> list[float]:
@@ -203,21 +194,10 @@ class Cell:
         whole = [curve for curve in curves if curve.alive()]
         return min(float(curve.most(axis)[-1]) for curve in whole or curves)
 
-    def at(self, axis: Axis, cost: float, curve: Series | None = None) -> Tail:
-        """The result at a cost; by default of all seeds at the point."""
-        curve = (curve or self.curve).within({axis: cost})
+    def at(self, axis: Axis, cost: float) -> Tail:
+        """The result at a cost, of all seeds at the point."""
+        curve = self.curve.within({axis: cost})
         return curve.tail(self.part.last(len(curve.rounds)))
-
-    def tuned_at(self, axis: Axis, cost: float) -> Tail:
-        """The same at the point of the grid that is best there in tuning; on all seeds if that is the chosen one."""
-        ranks = []
-        for one in self.tried:
-            assert one.deciding is not None
-            if not one.dropped or float(one.deciding.most(axis)[-1]) >= cost:
-                ranks.append((self.rank(self.at(axis, cost, one.deciding)), one))
-        best = max(ranks, key=lambda pair: pair[0])[1] if ranks else None
-        own = best is None or best.point == self.point
-        return self.at(axis, cost, None if own or best is None else best.curve)
 
     @property
     def reached(self) -> list[float] | None:

@@ -268,7 +268,7 @@ def problem(task: Table) -> str:
     return ", ".join(filter(None, words)) or "your own model and data"
 
 
-def described(part: Part) -> str:
+def described(part: Part, entries: Entries = ()) -> str:
     """Return how a comparison was made."""
     tuned = any(len(variant.points()) > 1 for variant in part.variants)
     parts = ["One seed."]
@@ -283,7 +283,7 @@ def described(part: Part) -> str:
         )
     if part.budget is not None:
         parts.append(f"Results are read at the last evaluation within {part.budget.words()}.")
-        if tuned:
+        if any("best of grid" in heading for one in entries for heading in one.at):  # of 0.2
             parts.append(
                 f"Columns at another cost show the best point of the same grid there, on the {_first_seeds(part)}."
             )

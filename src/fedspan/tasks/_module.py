@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -61,7 +60,6 @@ from fedspan.nn.problem_kind import (
 )
 from fedspan.nn.projection_rules import projection_rules
 
-READ_AT_START = 10_000  # clients; the data of more is read when a client first takes part
 KEPT = 256  # clients of a large population whose data stays in memory
 PROBED = 2  # examples that the model is tried on
 
@@ -75,6 +73,9 @@ class Material:
     data that is read decides the kind of problem and the order of columns.
     """
 
+    read_at_start: ClassVar[int] = (
+        10_000  # clients; the data of more is read when a client first takes part
+    )
     model: nn.Module
     clients: Sequence[Any] = ()  # each one's data; `Clients` reads it when it is asked for
     test: Any = None  # data, or a function that reads it; None: there is none
@@ -114,7 +115,7 @@ class Material:
             raise DataError("`clients` is empty; give the data of at least one client")
         names = tuple(map(str, clients)) if named else None
         data: Any = clients.values() if isinstance(clients, Mapping) else clients
-        later = len(data) > READ_AT_START and hasattr(data, "__getitem__")
+        later = len(data) > Material.read_at_start and hasattr(data, "__getitem__")
         if isinstance(data, list | tuple) or not later:
             data = list(data)  # else each client's data is fetched when it takes part
         tables = clients if isinstance(clients, TableData) else None
@@ -375,16 +376,13 @@ class ModuleTask(Task):
         raise NotImplementedError
 
     def holdings(self, seed: int) -> Holdings:
-        """How many examples every client has; of each class where targets are whole numbers."""
+        """How many examples every client has."""
         made = self.material(seed, torch.float32)
-        given = list(made.clients)
-        names = made.names or [str(number) for number in range(len(given))]
-        targets = [one for one in map(_classes_of, given) if one is not None]
-        if len(targets) == len(given):
-            number = 1 + max(int(one.max()) for one in targets)
-            counts = np.stack([np.bincount(one, minlength=number) for one in targets])
-            return Holdings(counts, names, [str(one) for one in range(number)])
-        sizes = [len(made.read(data, made.who(number))) for number, data in enumerate(given)]
+        sizes = []
+        for number, data in enumerate(made.clients):
+            who = made.who(number)
+            sizes.append(len(made.read(split_parts(data, who)[0], who)))
+        names = made.names or [str(number) for number in range(len(sizes))]
         return Holdings(np.array(sizes)[:, None], names)
 
     def _problem(
@@ -418,7 +416,7 @@ class ModuleTask(Task):
 
         clients: Sequence[Any]
         each: Callable[[int], tuple[ClientData, str, ClientData]]
-        if len(ids) > READ_AT_START:
+        if len(ids) > Material.read_at_start:
             each = functools.lru_cache(maxsize=KEPT)(lambda i: read(i, given[i]))
             each(0)  # the first client decides the kind of problem
             sizes = made.sizes()
@@ -488,22 +486,6 @@ def checked_model(model: Any, what: str) -> nn.Module:
             f"{what} a model with weights, and this one is on the device 'meta', which holds none; load them on 'cpu'"
         )
     return model
-
-
-def _classes_of(data: Any) -> npt.NDArray[np.int64] | None:
-    """The targets of a client's data where they are classes: whole numbers from 0, one per example."""
-    if isinstance(data, DataLoader):
-        data = data.dataset
-    parts = getattr(data, "tensors", data)
-    if isinstance(parts, Mapping):
-        parts = (None, parts.get("labels"))
-    if not isinstance(parts, list | tuple) or len(parts) != 2:
-        return None
-    if not isinstance(parts[1], Tensor | np.ndarray):
-        return None
-    targets = np.asarray(parts[1])
-    classes = targets.dtype.kind in "biu" and targets.ndim == 1 and targets.min() >= 0
-    return targets.astype(np.int64) if classes else None
 
 
 def _listed(names: list[Any]) -> str:

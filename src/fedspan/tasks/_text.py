@@ -1,8 +1,6 @@
-"""What text tasks share: texts as tokens, and the precision of the model."""
+"""What text tasks share: the precision of the model, and its checkpointing."""
 
-import functools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -11,7 +9,6 @@ from torch import nn
 from fedspan.core.errors import below_one
 from fedspan.core.extras import needs
 from fedspan.data import sets
-from fedspan.data.datasets import Split
 from fedspan.huggingface import checkpoints
 from fedspan.huggingface.models import prepare
 from fedspan.tasks._module import ModuleTask
@@ -42,21 +39,3 @@ class TextTask(ModuleTask):
         model = checkpoints.load_model(self.model, kind, seed, self.dropout, **settings)
         model = model.to(torch.bfloat16 if self.precision == "bfloat16" else dtype)
         return prepare(model, self.gradient_checkpointing)
-
-
-@functools.lru_cache(maxsize=4)
-def sentences(
-    texts: Split, place: Path | None, longest: int, which: tuple[int, ...]
-) -> dict[int, list[int]]:
-    """Row of a data set → its text as ids with marks of beginning and end, cut to `longest`."""
-    found = checkpoints.sentences(place, texts.x[list(which)].tolist(), longest)
-    return dict(zip(which, found, strict=True))
-
-
-@functools.lru_cache(maxsize=4)
-def running(
-    texts: Split, place: Path | None, which: tuple[int, ...]
-) -> tuple[list[int], dict[int, list[int]]]:
-    """The mark of a beginning, and row of a data set → its text as ids, uncut and without marks."""
-    begin, found = checkpoints.running(place, texts.x[list(which)].tolist())
-    return begin, dict(zip(which, found, strict=True))

@@ -13,10 +13,10 @@ import torch
 from fedspan.core.errors import DataError, SpecError, at_least, one_of, positive_share
 from fedspan.core.registry import register
 from fedspan.data.datasets import texts
-from fedspan.huggingface.checkpoints import place_of
+from fedspan.huggingface.checkpoints import place_of, running
 from fedspan.nn.batches import Clients
 from fedspan.tasks._module import Material
-from fedspan.tasks._text import TextTask, running
+from fedspan.tasks._text import TextTask
 
 NAMES = ("shakespeare", "shakespeare_mini")
 Block = list[int]

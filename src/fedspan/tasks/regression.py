@@ -107,24 +107,18 @@ class Regression(Task):
 
 def _load(path: Path) -> Data:
     """A, B and the rows of each client from an .npz; rows past a client's n are zeroed."""
-    found, what = read(path), f"`task.data` {str(path)!r}"
-    for name in ("A", "B"):
-        if name not in found:
-            raise DataError(f"{what} has no array {name!r}; it needs A (N, n, d) and B (N, n, m)")
-    a, b = found["A"], found["B"]
-    if a.ndim != 3 or b.ndim != 3 or a.shape[:2] != b.shape[:2] or 0 in (*a.shape, *b.shape):
-        raise DataError(f"A {a.shape} and B {b.shape} in {what} must be (N, n, d) and (N, n, m)")
-    clients, rows = a.shape[:2]
-    counts = found.get("n", np.full(clients, rows))
-    whole = counts.shape == (clients,) and counts.dtype.kind in "iu"
-    if not whole or counts.min() < 1 or counts.max() > rows:
-        raise DataError(f"n in {what} must be {clients} whole numbers from 1 to {rows}")
-    if a.dtype.kind not in "iuf" or b.dtype.kind not in "iuf":
-        raise DataError(f"A and B in {what} must be numbers, got {a.dtype} and {b.dtype}")
-    inside = np.arange(rows)[:, None] < counts[:, None, None]
+    found = read(path)
+    a, b = (found.get(name, np.empty(0)) for name in ("A", "B"))
+    good = a.ndim == b.ndim == 3 and a.shape[:2] == b.shape[:2] and a.size > 0 and b.size > 0
+    good = good and all(one.dtype.kind in "iuf" and np.isfinite(one).all() for one in (a, b))
+    counts = found.get("n", np.full(a.shape[0], a.shape[1] if good else 0))
+    if not good or counts.shape != a.shape[:1] or counts.min() < 1 or counts.max() > a.shape[1]:
+        raise DataError(
+            f"`task.data` {str(path)!r} must have finite numbers A (N, n, d) and B (N, n, m) and, for clients of "
+            "unequal size, n (N,), whole numbers from 1 to n"
+        )
+    inside = np.arange(a.shape[1])[:, None] < counts[:, None, None]
     a, b = (np.where(inside, v, 0).astype(np.float64) for v in (a, b))
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise DataError(f"A or B in {what} has values that are not finite; remove or fill them")
     return a, b, counts.astype(np.int64)
 
 

@@ -13,11 +13,11 @@ from fedspan.core.registry import register
 from fedspan.data.datasets import Split, Splits, texts
 from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.data.user_tables import Kind, OwnData
-from fedspan.huggingface.checkpoints import place_of
+from fedspan.huggingface.checkpoints import place_of, sentences
 from fedspan.nn.batches import Clients
 from fedspan.tasks._divided import DividedTask
 from fedspan.tasks._module import Material
-from fedspan.tasks._text import TextTask, sentences
+from fedspan.tasks._text import TextTask
 
 NAMES = ("banking77", "banking77_mini")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -72,12 +71,12 @@ class RunConfig:
         return tuple(part.strip() for part in self.set.split(";") if part.strip())
 
 
-def write_message(message: RoundMessage) -> RecordDict:
+def write_message(message: RoundMessage, piece_bytes: int = PIECE) -> RecordDict:
     """A message as Flower's records; the pieces of a large array are views, because Flower joins what one holds."""
     records = ArrayRecord()
     for name, tensor in message.arrays.items():
         array = tensor.detach().contiguous().numpy()
-        raw, step = array.reshape(-1).view(np.uint8), max(PIECE, array.nbytes // MAX_PIECES)
+        raw, step = array.reshape(-1).view(np.uint8), max(piece_bytes, array.nbytes // MAX_PIECES)
         for number, start in enumerate(range(0, max(raw.size, 1), step)):
             piece = Array(array.dtype.str, array.shape, RAW, b"")
             part: Any = raw[start : start + step]  # any buffer serves
@@ -150,10 +149,3 @@ def max_bytes(problem: Problem) -> int:
         + 256 * problem.clients
         + MOST
     )
-
-
-def count_bytes(content: RecordDict) -> int:
-    """Bytes of a message's records: arrays with Flower's headers, and fedspan's header as text."""
-    arrays, header = content.get(ARRAYS), content.get(HEADER)
-    size = arrays.count_bytes() if isinstance(arrays, ArrayRecord) else 0
-    return size + (len(json.dumps(dict(header))) if isinstance(header, ConfigRecord) else 0)

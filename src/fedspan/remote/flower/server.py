@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,7 +30,7 @@ from fedspan.engine.run_dir import execute
 from fedspan.nn.problem import TorchProblem
 from fedspan.remote.client import NAME
 from fedspan.remote.flower.client import IDENTITY, agreement_of
-from fedspan.remote.flower.records import RunConfig, count_bytes, read_message, write_message
+from fedspan.remote.flower.records import RunConfig, read_message, write_message
 from fedspan.remote.messages import DroppedError, RoundMessage
 from fedspan.remote.roster import ROSTER, Roster
 from fedspan.remote.server import RemoteTransport
@@ -41,7 +40,7 @@ from fedspan.replies.chain import Chain, Event
 log = logging.getLogger("flwr")
 AGREED_FILE = "agreed.json"  # what the clients agreed on before round 0
 UNEVEN = 100  # times the median number of local steps above which nobody is believed
-GRACE = 2.0  # seconds more for clients that were silent when last asked
+GRACE = 1 / 300  # of the timeout: more time for clients that were silent when last asked
 REPLY_POLL = 0.1  # seconds between two looks for replies
 NODE_POLL = 0.5  # seconds between two looks for clients that are not connected yet
 IDENTIFY_TIMEOUT = 60.0  # seconds in which a node must say which client it is
@@ -64,7 +63,6 @@ class GridChannel:
         self.refused = set[int]()  # nodes
         self.silent = set[int]()  # clients that did not reply when last asked
         self.news = list[str]()  # what happened to nodes since the last round
-        self.records = Counter[str]()  # bytes since the last round, with headers
         self.names = [f"client-{client}" for client in range(self.clients)]  # permanent ones
 
     @property
@@ -87,7 +85,6 @@ class GridChannel:
                 yield index, DroppedError("not connected", sent=False)
                 continue
             content, group = write_message(message), str(message.t)
-            self.records["records_down"] += count_bytes(content)
             outgoing.append(Message(content, node, "train", ttl=self.timeout + 60, group_id=group))
             indices.append(index)
         waiting: dict[str, int] = {}
@@ -109,7 +106,10 @@ class GridChannel:
                     self.silent.discard(messages[found].client)
                     yield found, self._read(reply, messages[found].max_reply)
             if others and late() <= self.silent:
-                deadline, others = min(deadline, 2 * time.monotonic() - began + GRACE), False
+                deadline, others = (
+                    min(deadline, 2 * time.monotonic() - began + GRACE * self.timeout),
+                    False,
+                )
             if waiting:
                 time.sleep(REPLY_POLL)
         self.silent |= late()
@@ -119,7 +119,6 @@ class GridChannel:
             told = f"Flower error {reply.error.code}: {one_line(reply.error.reason)}"
             return DroppedError(told, "other")
         try:
-            self.records["records_up"] += count_bytes(reply.content)
             return read_message(reply.content, max_bytes)
         except Exception as error:  # of whatever kind: it is this client's failure, never the run's
             return DroppedError(f"reply refused: {one_line(error)}", "refused")
@@ -222,7 +221,7 @@ def _registered_before(node: Any) -> bool:
 
 @dataclass
 class RunLog(Callback):
-    """The progress of a run: lines in Flower's log, and the bytes of Flower's records in the run's own."""
+    """The progress of a run as lines in Flower's log, and what happened to nodes in the run's own."""
 
     channel: GridChannel
     agreed: dict[str, Any]
@@ -237,9 +236,7 @@ class RunLog(Callback):
             self.channel.roster.belongs(run.id)
 
     def on_round_end(self, run: Loop) -> None:
-        """Count the bytes of the records, and note which nodes were refused."""
-        for name in ("records_up", "records_down"):
-            run.carried[name] = run.carried.get(name, 0) + self.channel.records.pop(name, 0)
+        """Note which nodes were refused."""
         if self.channel.news:
             run.note([Event("refused", None, text) for text in self.channel.news])
             self.channel.news.clear()

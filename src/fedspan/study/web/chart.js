@@ -7,8 +7,6 @@ const NAMES = { round: "Rounds", up: "Uplink", total: "All bytes", seconds: "Sec
 class Chart {
   constructor(figure, prefix) {
     this.data = JSON.parse(figure.querySelector("script").textContent);
-    for (const { x } of this.data.series)  // costs that grow evenly come as what a round costs
-      for (const key in x) if (typeof x[key] === "number") x[key] = x.round.map((t) => Number((t * x[key]).toPrecision(6)));
     this.prefix = prefix;
     this.figure = figure;
     this.marks = figure.classList.contains("marks");

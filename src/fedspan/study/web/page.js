@@ -1,6 +1,6 @@
-// The page: themes, sections, and following a run that goes on.
+// The page: themes and sections.
 
-let shown = [];  // what is set again when the address changes
+const shown = [];  // what is set again when the address changes
 addEventListener("hashchange", () => shown.forEach((update) => update()));
 
 const themed = () => {
@@ -19,7 +19,6 @@ const themed = () => {
 };
 
 const build = () => {
-  shown = [];
   document.querySelectorAll("table").forEach(sortable);
   document.querySelectorAll(".scroll").forEach(scrolls);
   document.querySelectorAll("main > section.part").forEach((section, n) => {
@@ -37,30 +36,5 @@ const build = () => {
   }));
 };
 
-// A live page asks its server for news, and takes over what changed; the address keeps the view.
-const follow = async (stamp) => {
-  const status = document.querySelector(".live");
-  let next = stamp;
-  try {
-    const answer = await (await fetch(`live.json?stamp=${encodeURIComponent(stamp)}`)).json();
-    next = answer.stamp;
-    if (answer.main !== undefined) swap(answer.main);
-    status.textContent = answer.status;
-  } catch {
-    status.textContent = "The server has stopped; this is the last state.";
-  }
-  setTimeout(() => follow(next), 1500);
-};
-const swap = (text) => {
-  const main = document.querySelector("main");
-  const open = [...main.querySelectorAll("details")].map((one) => one.open);
-  const focus = [...main.querySelectorAll("input, button, svg[tabindex]")].indexOf(document.activeElement);
-  main.innerHTML = text;
-  main.querySelectorAll("details").forEach((one, n) => { one.open = open[n] ?? one.open; });
-  build();
-  main.querySelectorAll("input, button, svg[tabindex]")[focus]?.focus({ preventScroll: true });
-};
-
 themed();
 build();
-if (document.body.dataset.live) follow(document.body.dataset.live);
