@@ -335,9 +335,12 @@ def describe(
             if asked.features is None or name in asked.features:
                 if decimal_commas(np.array(words)):
                     raise cell_error(
-                        who, name, fact["cell"], fact["row"],
+                        who,
+                        name,
+                        fact["cell"],
+                        fact["row"],
                         "a number with a decimal comma; write a point, or separate columns by semicolons",
-                    )  # fmt: skip
+                    )
                 read = [is_number(cell) for cell in filled.tolist()]
                 if 2 * sum(read) > len(read):
                     word, remedy = fact["cell"], "name the column in `categories` or `ignore`"
@@ -490,7 +493,7 @@ def _decided(
             f"column {name!r} is {WORDS[one]} at {at} and {WORDS[other]} at {there}{where}; {remedy}"
         )
     (kind,) = whose
-    parts = PARTS
+    parts: tuple[str, ...] = PARTS
     if kind in ("date", "time"):
         kind, parts = "date", PARTS if kind == "time" else PARTS[:-1]
     found = {text for fact in known for text in fact["texts"] or ()}
@@ -525,8 +528,12 @@ def _decided(
 
 
 WORDS = {
-    "number": "numbers", "text": "text", "date": "dates", "time": "dates", "boolean": "yes or no",
-}  # fmt: skip
+    "number": "numbers",
+    "text": "text",
+    "date": "dates",
+    "time": "dates",
+    "boolean": "yes or no",
+}
 
 
 def sums(schema: Schema, table: Table, who: str, about: bool) -> Floats:

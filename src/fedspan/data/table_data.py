@@ -269,9 +269,10 @@ def check_features(given: tuple[str, ...] | None, target: str | None) -> None:
         raise SpecError(
             "`features` is empty; name the columns of inputs, or leave it out to use all columns of numbers"
         )
-    if twice := [name for name in given or () if given.count(name) > 1]:
+    given = given or ()
+    if twice := [name for name in given if given.count(name) > 1]:
         raise SpecError(f"`features` names {twice[0]!r} twice; name it once")
-    if target in (given or ()):
+    if target in given:
         raise SpecError(
             f"`features` has the target {target!r}, which the model must not see; remove it"
         )

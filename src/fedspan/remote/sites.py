@@ -42,8 +42,13 @@ LATE = "no reply in time"
 # the forms of answers
 TABLES = {"facts": dict[str, dict[str, Any]], "classes": list[str], "others": list[str]}
 COLUMN: Form = {
-    "type": str, "texts": list[str] | None, "range": list[float], "values": list[float], "row": int, "cell": str,
-}  # fmt: skip
+    "type": str,
+    "texts": list[str] | None,
+    "range": list[float],
+    "values": list[float],
+    "row": int,
+    "cell": str,
+}
 TYPES = ("number", "date", "time", "empty", "boolean", "text", "array", "ignored")
 EVALUATION = {
     "data": str, "examples": int, "metrics": dict[str, float | None], "summaries": dict[str, list[float]],
