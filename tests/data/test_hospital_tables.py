@@ -274,7 +274,7 @@ def test_predictions_say_what_is_new_and_keep_an_id(tmp_path):
     data = tables({"a": hospital(patient=np.arange(30))}, "ill")
     table = hospital(3, patient=[7, 8, 9]).drop(columns="ill")
     table.loc[1, "pressure"] = np.nan
-    said = "'pressure' has 1 empty cells and had none in training; they count as the mean"
+    said = "'pressure' has empty cells (1) and had none in training; they count as the mean"
     found = predictor(data)
     with pytest.warns(UserWarning, match=re.escape(said)):
         found.write(table, tmp_path / "out.csv", keep="patient")

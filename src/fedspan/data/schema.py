@@ -95,7 +95,11 @@ class Column:
     @property
     def numbers(self) -> int:
         """How many numbers it has per row that have a mean."""
-        of_kind = {"number": 1, "boolean": int(self.gaps), "date": len(self.parts)}
+        of_kind = {
+            "number": 1,
+            "boolean": int(self.gaps),
+            "date": len(self.parts),
+        }
         return of_kind.get(self.kind, 0)
 
     @property
@@ -194,7 +198,7 @@ class Schema:
                 instead = "the mean" if column.mean else "no"
             if empty and not column.gaps and "" not in column.categories:
                 yield (
-                    f"column {column.name!r} has {empty:,} empty cells and had none in training; they count as "
+                    f"column {column.name!r} has empty cells ({empty:,}) and had none in training; they count as "
                     f"{instead}"
                 )
 
@@ -314,7 +318,13 @@ def describe(
     facts: Facts = {}
     for name in (name for name in table if name not in {*others}):
         cells = np.asarray(table[name])
-        fact: dict[str, Any] = {"texts": None, "range": [], "values": [], "row": 0, "cell": ""}
+        fact: dict[str, Any] = {
+            "texts": None,
+            "range": [],
+            "values": [],
+            "row": 0,
+            "cell": "",
+        }
         if name in asked.ignore or cells.ndim != 1:
             facts[name] = fact | {"type": "ignored" if name in asked.ignore else "array"}
             continue
@@ -435,7 +445,10 @@ def agree(
         for client, facts in told.items():
             column_of(facts, name, client, "`features` or `categories` name it")
     everywhere = dict.fromkeys([*named, *(name for facts in told.values() for name in facts)])
-    given = {"ignore": asked.ignore, "gaps": asked.gaps if isinstance(asked.gaps, Mapping) else ()}
+    given = {
+        "ignore": asked.ignore,
+        "gaps": asked.gaps if isinstance(asked.gaps, Mapping) else (),
+    }
     for key, name in ((key, name) for key, names in given.items() for name in names):
         if name not in {*everywhere, *others}:
             raise SpecError(

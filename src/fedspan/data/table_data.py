@@ -397,7 +397,11 @@ def _weights(table: Columns, weight: str, who: str) -> Array:
     if wrong.any():
         cell, row = found[np.argmax(wrong)], first_row(wrong, table)
         raise cell_error(
-            who, weight, f"{cell:g}", row, "not a weight, which is a number of at least 0"
+            who,
+            weight,
+            f"{cell:g}",
+            row,
+            "not a weight, which is a number of at least 0",
         )
     if not found.any():
         raise DataError(f"{who}: all weights {weight!r} are 0; leave the client out")
