@@ -27,7 +27,7 @@ def test_a_law_holds(name: str, settings: dict[str, Any], law: Law) -> None:
 
 def test_every_method_has_settings_here() -> None:
     assert set(METHODS) == set(registry.choices("method"))
-    assert len(LAWS) == 19
+    assert len(LAWS) == 21
 
 
 @pytest.mark.parametrize(("name", "settings"), every_method())
@@ -90,6 +90,11 @@ class Spoilt(SCAFFOLD):  # type: ignore[misc, valid-type]
         return new, up
 
     def server_step(self, server: Any, up: Any, rnd: Any) -> Any:
+        if self.mistake == "weights":
+            rnd = dataclasses.replace(rnd, weights=None)
+        if self.mistake == "follows":
+            after = super().server_step(server, up, rnd)
+            return after.replace(c=server.c + rnd.mean(up.v))  # without the share of the clients
         if self.mistake == "order_of_replies":
             up = up.replace(v=up.v[:, -1:].expand_as(up.v))
         if self.mistake == "server_lr":
@@ -104,7 +109,7 @@ class Spoilt(SCAFFOLD):  # type: ignore[misc, valid-type]
 
 MISTAKES = [
     "first_state", "inputs_kept", "seeds_decide", "axes", "clients_apart", "order_of_replies", "resume",
-    "restorable_state", "server_lr",
+    "restorable_state", "server_lr", "weights", "follows",
 ]  # fmt: skip
 
 

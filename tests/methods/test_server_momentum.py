@@ -65,6 +65,14 @@ def test_at_full_rank_ssf_is_scaffold_with_the_same_server(settings: dict[str, A
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
 
 
+def test_ffalora_moves_its_adapters_with_momentum() -> None:
+    loop = advance(start(build("ffalora", rank=3, server_momentum=BETA), small()), 6)
+    before = loop.server
+    advance(loop, 1)
+    torch.testing.assert_close(before.u - loop.server.u, loop.server.m, rtol=1e-10, atol=1e-13)
+    assert (loop.server.m - BETA * before.m).norm() > 0
+
+
 @pytest.mark.parametrize("name", ["subavg", "ssf"])
 def test_extrapolation_is_the_step_of_fedexp(name: str) -> None:
     method, plain = (

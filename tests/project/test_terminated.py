@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fedspan.study.execute import GRACE
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"
@@ -70,7 +72,7 @@ def test_a_script_that_is_terminated_leaves_nothing_behind(
         assert script.poll() is None, "it ended before it was stopped"
         script.send_signal(stop)
         assert script.wait(40) != 0
-        until = time.monotonic() + 10
+        until = time.monotonic() + GRACE + 5
         while marked(f"MARK={key}") and time.monotonic() < until:
             time.sleep(0.1)
         assert marked(f"MARK={key}") == set()

@@ -15,8 +15,6 @@ OWN_STEP = (
     "mimelite",
     "tamuna",
     "scaffnew",
-    "fedit",
-    "ffalora",
 )  # boxes of their own, with `server_lr`
 ADAPTIVE = {"fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 FEEDBACK = ("ef", "qsparse", "doublesqueeze")

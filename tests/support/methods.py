@@ -80,6 +80,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "ffalora": [
         {"rank": 3},
         {"rank": 4, "server_lr": 0.7, "momentum": 0.5},
+        {"rank": 3, "extrapolate": True},
         {"rank": {"*": 1.0}, "schedule": "cosine"},
         {"rank": 3, "optimizer": ADAMW | {"decay": 0.1}},
     ],

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from fedspan.core import wire
+from fedspan.core.bundle import MissingPartError
 from fedspan.core.config import Participation, Settings
-from fedspan.core.errors import FedspanError, one_line
+from fedspan.core.errors import FedspanError, FormError, one_line
 from fedspan.core.method import Method
 from fedspan.core.objective import Problem
 from fedspan.core.round import Round
@@ -27,6 +28,7 @@ from fedspan.tasks.regression import Regression
 Law = Callable[[Any], None]
 Tried = tuple[str, bool | None, str]
 """A law in words, whether it holds (None: it was not tried), and why not."""
+STOPPED: Tried = ("The other laws", None, "not tried: correct this first")
 SMALL: dict[str, Any] = {
     "clients": 7,
     "dim": 12,
@@ -47,22 +49,25 @@ def words_of(law: Law) -> str:
 
 
 def tried(laws: Iterable[Law], value: Any) -> list[Tried]:
-    """Try every law on a value."""
+    """Try every law on a value, up to one that finds a function to return something of a wrong form."""
     found: list[Tried] = []
     for law in laws:
-        holds, why = True, ""
+        holds, why, wrong_form = True, "", False
         try:
             law(value)
         except Exception as error:  # whatever a user's own code raises is the answer
             holds, why = False, one_line(error, 1000)
+            wrong_form = isinstance(error, FormError | MissingPartError)
         found.append((words_of(law), holds, why))
+        if wrong_form:
+            return [*found, STOPPED]
     return found
 
 
-def hold(condition: object, words: str) -> None:
-    """Raise FedspanError unless the condition holds."""
+def hold(condition: object, words: str, kind: type[FedspanError] = FedspanError) -> None:
+    """Raise an error unless the condition holds."""
     if not condition:
-        raise FedspanError(words)
+        raise kind(words)
 
 
 def near(a: torch.Tensor, b: torch.Tensor, tolerance: float, words: str) -> None:

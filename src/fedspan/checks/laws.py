@@ -26,8 +26,9 @@ from fedspan.checks.bench import (
 )
 from fedspan.core import tables, wire
 from fedspan.core.bundle import Bundle
-from fedspan.core.errors import FedspanError, SpecError
+from fedspan.core.errors import FedspanError, FormError, SpecError
 from fedspan.core.method import Method
+from fedspan.engine.simulator import Simulator
 from fedspan.methods.box import Box
 
 LEARNED = 0.95  # what may be left of the way to the minimum: FedAdagrad's steps are small
@@ -71,6 +72,7 @@ def axes(method: Method) -> None:
     hold(
         vars(later).keys() == vars(first).keys(),
         f"client_step returns a state with {names[0]}, init_client with {names[1]}",
+        FormError,
     )
     *_, up = worked(advance(loop, 3))  # the loop checks the shape of x
     for where, bundle, axes in (
@@ -81,6 +83,7 @@ def axes(method: Method) -> None:
             hold(
                 array.shape[:2] == axes,
                 f"{name!r} of {where} is {tuple(array.shape)}, and must begin with {axes}",
+                FormError,
             )
 
 
@@ -238,7 +241,9 @@ def restorable_state(method: Method) -> None:
         if name not in method.private:
             hold(
                 torch.equal(restored[name], array),
-                f"update_client_state gives another {name!r} than client_step; call it there",
+                f"part {name!r} is not renewed in `after`; compute it there or name it in `private`"
+                if isinstance(method, Box)
+                else f"update_client_state gives another {name!r} than client_step; call it there",
             )
 
 
@@ -250,10 +255,14 @@ def learns(method: Method) -> None:
     x = model(advance(start(method, problem), ROUNDS))
     first, last = (float(problem.evaluate(at)["loss"][0]) for at in (problem.x0, x))
     least = float(lowest[0])
+    steps, remedy = f"lr = {method.lr}", "a better step by --set lr=…"
+    if isinstance(method, Box):
+        steps = f"method.lr = {method.lr} and server.lr = {method.server.lr}"
+        remedy = "better steps by --set method.lr=… and --set server.lr=…"
     hold(
         last - least < LEARNED * (first - least),  # not NaN either
-        f"after {ROUNDS} rounds with lr = {method.lr} the loss is {last:.4g}, {first:.4g} at the start and {least:.4g} "
-        "at its minimum; look for a wrong sign or factor, or give a better step by --set lr=…",
+        f"after {ROUNDS} rounds with {steps} the loss is {last:.4g}, {first:.4g} at the start and {least:.4g} "
+        f"at its minimum; look for a wrong sign or factor, or give {remedy}",
     )
 
 
@@ -268,6 +277,39 @@ def server_lr(method: Method) -> None:
         before = model(loop).clone()
         moves.append(model(advance(loop, 1)) - before)
     near(moves[1], moves[0] / 2, 1e-9, "half of `lr` does not halve it; multiply by self.lr")
+
+
+def weights(method: Method) -> None:
+    """A client of weight 0 does not move the model."""
+    if not isinstance(method, Box):
+        return
+    loop = advance(start(method, small()), 6)
+    rnd, *_, up = worked(loop)
+    shares = torch.tensor([0.3, 0.2, 0.0], dtype=torch.float64).view(1, 3, 1)
+    rnd = dataclasses.replace(rnd, weights=shares)
+    other = wire.gather([wire.pick(up, place) for place in (0, 1, 0)])
+    one, two = (method.server_step(loop.server, reply, rnd).x for reply in (up, other))
+    near(
+        one, two, 1e-9, "it does; take means by rnd.mean(v), which counts clients by their weights"
+    )
+
+
+def follows(method: Method) -> None:
+    """A server that follows the clients' states has their weighted mean when some clients take part."""
+    if not (isinstance(method, Box) and method.follows_states):
+        return
+    problem = small()
+    problem.weights = np.arange(1.0, 8.0) / 28
+    loop = advance(start(method, problem), 12)
+    assert isinstance(loop.transport, Simulator)
+    clients, shares = loop.transport.clients(), torch.from_numpy(problem.weights).view(1, -1, 1)
+    for name in vars(clients).keys() & vars(loop.server).keys():
+        near(
+            getattr(loop.server, name),
+            (shares * getattr(clients, name)).sum(1, keepdim=True),
+            1e-9,
+            f"{name!r} of the server is not the mean of the clients'; add rnd.share times the mean of the changes",
+        )
 
 
 LAWS = (
@@ -286,4 +328,6 @@ LAWS = (
     restorable_state,
     learns,
     server_lr,
+    weights,
+    follows,
 )

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fedspan.core.spec import Spec
 
 
-def _key_and_value(changes: list[str] | None) -> list[str]:
+def key_and_value(changes: list[str] | None) -> list[str]:
+    """Return the values of --set; refuse one without a key or a value."""
     for change in changes or ():
         if not change.partition("=")[0] or "=" not in change:
             raise typer.BadParameter(f"write key=value, as in method.lr=0.1, not {change!r}")
@@ -36,7 +37,7 @@ Changes = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        callback=_key_and_value,
+        callback=key_and_value,
         help="Change a key of the spec, as in method.lr=0.1.",
     ),
 ]

@@ -29,6 +29,10 @@ class SpecError(FedspanError):
     """A spec, an argument or a hyper-parameter has a value that cannot be used."""
 
 
+class FormError(SpecError):
+    """A function of a user's own returns something of another form than it must."""
+
+
 class DataError(FedspanError):
     """A data file is missing, of the wrong shape, or not finite.
 

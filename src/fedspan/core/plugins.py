@@ -23,7 +23,7 @@ EXTRAS = {"sklearn": "vision", "PIL": "vision", "pandas": "pandas", "transformer
 
 
 def load_plugin(path: Path) -> list[type]:
-    """Imports a user's own file, so that a spec can name what it registers.
+    """Imports a user's own file, so that a spec can name what it registers. It can import modules of its folder.
 
     Returns:
         The classes that the file registers.

@@ -196,7 +196,9 @@ def check_axes(drift: Any, uplink: Any, server: Any, normalize: bool) -> None:
     """Refuse choices of a method that cannot work together."""
     if drift.controls and uplink.needs_no_controls:
         raise SpecError(
-            f"`uplink` {name_of(uplink)!r} with drift = {name_of(drift)!r}: {uplink.needs_no_controls}"
+            f"`uplink` {name_of(uplink)!r} with drift = {name_of(drift)!r}, whose clients keep "
+            f"{', '.join(drift.controls)}: "
+            f"{uplink.needs_no_controls}"
         )
     if not normalize and (drift.in_gradients or uplink.in_gradients):
         raise SpecError(

@@ -7,6 +7,7 @@ elsewhere once it is imported (`core.plugins`). A new kind is a line in `KINDS` 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import importlib.util
 import inspect
@@ -36,6 +37,7 @@ KINDS: dict[str, type] = {
     "server": Server, "downlink": Downlink, "compressor": Compressor, "aggregator": Aggregator,
     "task": Task, "partition": Partition, "callback": Callback, "metric": Metric,
 }  # fmt: skip  # kind → what its choices derive from; their folders are in `core.catalog`
+AXES = ("drift", "optimizer", "uplink", "server", "downlink")
 ADOPTING = ("uplink", "downlink")  # for these a compressor stands for the choice that uses it
 _known: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
 
@@ -71,6 +73,8 @@ def register(cls: C) -> C:
                 f"the setting {hidden!r} of {cls.__name__} hides what {owner.__name__} has under this name; rename the "
                 "setting"
             )
+    if kind in AXES:
+        _check_functions(cls, kind)
     name, folder, what = cls.__module__.rsplit(".", 1)[-1], FOLDERS[kind], "file"
     if name == "__main__":
         name = Path(getattr(sys.modules[name], "__file__", None) or cls.__name__.lower()).stem
@@ -84,6 +88,30 @@ def register(cls: C) -> C:
         )
     _known[kind][name] = cls
     return cls
+
+
+def _check_functions(cls: type, kind: str) -> None:
+    """Refuse functions of a choice on an axis with other parameters than the axis has, or with nearly its name."""
+    base, article = KINDS[kind], f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    known = [name for name in dir(base) if name[0] != "_"]
+    inherited = {name for owner in cls.__bases__ for name in dir(owner)}
+    for name, own in vars(cls).items():
+        if name[0] == "_" or not inspect.isfunction(own):
+            continue
+        if near := [] if name in inherited else difflib.get_close_matches(name, known, 1, 0.8):
+            raise SpecError(
+                f"{name!r} of {cls.__name__} is no function of {article} (did you mean {near[0]!r}?); begin the name "
+                "of a helper with _"
+            )
+        if name in known and inspect.isfunction(wanted := getattr(base, name)):
+            names = [*inspect.signature(wanted).parameters]
+            try:
+                inspect.signature(own).bind(*names)
+            except TypeError:
+                raise SpecError(
+                    f"`{name}` of {cls.__name__} takes ({', '.join(inspect.signature(own).parameters)}); it must take "
+                    f"({', '.join(names)})"
+                ) from None
 
 
 def unknown(cls: type, name: object, what: str) -> SpecError:

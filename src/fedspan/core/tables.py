@@ -68,14 +68,21 @@ def accept_choices(value: Any) -> None:
 
     Words such as `"exact"` are checked, also those of the choices.
     """
-    for name, (hint, _) in typed(value.__class__).items():
-        held, chosen = getattr(value, name), any(map(kind_of, _options(hint)))
+    for name, (hint, default) in typed(value.__class__).items():
+        held, chosen = _named(getattr(value, name), default), any(map(kind_of, _options(hint)))
         plain = type(held) in (str, dict) or isinstance(held, np.generic)
         if plain or chosen or get_origin(hint) is Literal:
             held = _value(hint, held, name)
             object.__setattr__(value, name, held)
             if chosen and is_dataclass(held):
                 check_types(held)
+
+
+def _named(value: Any, default: Any) -> Any:
+    """Return a table without a name as that of the default with these settings: {mu = 0.5} of a proximal."""
+    if isinstance(value, Mapping) and "name" not in value and is_registered(default):
+        return describe(default) | value
+    return value
 
 
 def check_types(value: Any) -> None:
@@ -119,9 +126,7 @@ def make(cls: type, table: Mapping[str, Any], where: str = "") -> Any:
             raise SpecError(f"`{prefix}{key}` is missing; it has no default")
     for key, value in table.items():
         hint, default = fields[key]
-        if isinstance(value, Mapping) and "name" not in value and is_registered(default):
-            value = describe(default) | value  # {mu = 0.5} of a proximal
-        values[key] = _value(hint, value, prefix + key)
+        values[key] = _value(hint, _named(value, default), prefix + key)
     try:
         return cls(**values)
     except SpecError as error:  # the class names its argument; a spec's reader looks for the key

@@ -23,7 +23,7 @@ from fedspan.core import wire
 from fedspan.core.bundle import payload
 from fedspan.core.callback import Callback
 from fedspan.core.digest import digest, sampled
-from fedspan.core.errors import CheckpointError, ProtocolError, SpecError, one_line
+from fedspan.core.errors import CheckpointError, FormError, ProtocolError, SpecError, one_line
 from fedspan.core.json_log import Line as Line
 from fedspan.core.json_log import check_form
 from fedspan.core.layout import Vector, all_finite
@@ -228,7 +228,7 @@ class Loop:
             up, self.buffers, rnd = self.chain.total(up, found.buffers, rnd)
             server, here = self.method.server_step(self.server, up, rnd), self.problem.x0.shape
             if server.x.shape != here:
-                raise SpecError(
+                raise FormError(
                     f"`server_step` of {type(self.method).__name__} returns x of shape {tuple(server.x.shape)} instead "
                     f"of {tuple(here)}, which is (runs, 1, size); a mean over clients keeps its axis with "
                     "keepdim=True, as rnd.mean(v) does"

@@ -21,13 +21,13 @@ from typing import ClassVar
 
 import torch
 
-from fedspan import Block, Bundle, Layout, Log, ModelSync, Objective, Round, Vector
-from fedspan.core.errors import positive
+from fedspan import Block, Bundle, Layout, Log, ModelSync, Objective, Round, Server, Vector
 from fedspan.core.method import Footprint
 from fedspan.core.objective import Direction
 from fedspan.core.projector import LinearMap, Rank, draw
 from fedspan.methods.base import LocalSteps
 from fedspan.projectors.gaussian import Gaussian
+from fedspan.servers.mean import Mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +35,17 @@ class Adapted(LocalSteps):
     """Adapters on every projected block, averaged as they are."""
 
     rank: Rank = 0.1  # r: a number, a share of a block's inputs, or a table by name pattern
-    server_lr: float = 1.0  # η_g: step size of the server
+    server: Server = Mean()  # what the server makes of the mean
     trains_a: ClassVar[bool] = True  # whether A is trained as well as B
-    plain_sum = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         Gaussian(rank=self.rank)  # checks the rank
-        positive("server_lr", self.server_lr)
+
+    @property
+    def plain_sum(self) -> bool:  # type: ignore[override]
+        """Whether the server needs only the mean of the replies."""
+        return not self.server.needs_each_reply
 
     def check(self, layout: Layout) -> None:
         """Raise SpecError if the rank does not fit every block with an adapter."""
@@ -94,7 +97,7 @@ class Adapted(LocalSteps):
 
     def init_server(self, x0: Vector, layout: Layout) -> Bundle:
         u = x0.new_zeros(*x0.shape[:-1], sum(self.sizes(layout)))
-        return Bundle(x=x0, base=x0, u=u)
+        return Bundle(x=x0, base=x0, u=u, **self.server.init(u))
 
     def init_client(self, x0: Vector, layout: Layout) -> Bundle:
         return Bundle()
@@ -113,5 +116,9 @@ class Adapted(LocalSteps):
         return client, Bundle(du=end - u)
 
     def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
-        u = server.u + self.server_lr * rnd.mean(up.du)  # 4
-        return server.replace(x=self.merged(server.base, u, rnd), u=u)
+        everything = LinearMap(Layout((), rnd.layout.dtype), ())  # the adapters, in full
+        direction = -rnd.mean(up.du)
+        each = -up.du if self.server.needs_each_reply else direction
+        move, moved = self.server.step(server, direction, everything, rnd, each)
+        u = server.u - move  # 4
+        return server.replace(x=self.merged(server.base, u, rnd), u=u, **moved)

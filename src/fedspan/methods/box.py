@@ -36,6 +36,7 @@ from fedspan import (
     Uplink,
     Vector,
 )
+from fedspan.core.answers import checked
 from fedspan.core.bundle import Ranges
 from fedspan.core.objective import Direction
 from fedspan.core.projector import LinearMap, Rank, draw
@@ -128,12 +129,13 @@ class Box(LocalSteps):
     # the states before round 0
 
     def init_server(self, x0: Vector, layout: Layout) -> Bundle:
+        on = checked(self)
         return self._joined(
             {"x": x0},
-            self.drift.init_server(x0),
-            self.uplink.init_server(x0),
-            self.server.init(x0),
-            self.downlink.init(x0),
+            on.drift.init_server(x0),
+            on.uplink.init_server(x0),
+            on.server.init(x0),
+            on.downlink.init(x0),
             self.local.init_server(x0, layout),
         )
 
@@ -142,7 +144,8 @@ class Box(LocalSteps):
         if self.local.moments != "reset":
             size = self.local.size(self.space.size(layout))
             moments = {"moments": x0.new_zeros(*x0.shape[:-1], size)}
-        return self._joined(self.drift.init_client(x0), self.uplink.init_client(x0), moments)
+        on = checked(self)
+        return self._joined(on.drift.init_client(x0), on.uplink.init_client(x0), moments)
 
     def _joined(self, *axes: dict[str, Any]) -> Bundle:
         """Return the parts of all choices as one state."""
@@ -167,8 +170,9 @@ class Box(LocalSteps):
         return drawn[1]
 
     def broadcast(self, server: Bundle, rnd: Round) -> Bundle:
+        on: Any = checked(self) if rnd.t < 2 else self
         P = self.subspace(rnd)  # 1
-        x, needed = self.downlink.down(server, rnd), self.drift.down(server, P, rnd)  # 2
+        x, needed = on.downlink.down(server, rnd), on.drift.down(server, P, rnd)  # 2
         if (code := self.downlink.control) is not None:
             keys = code.server_keys(rnd, "control")
             vectors = {name: v for name, v in needed.items() if v.is_floating_point()}
@@ -185,6 +189,8 @@ class Box(LocalSteps):
         self, client: Bundle, down: Bundle, f: Objective, rnd: Round
     ) -> tuple[Bundle, Bundle]:
         """Lines 3 and 4: the reply, and the client's state before line 5."""
+        on: Any = checked(self) if rnd.t < 2 else self
+        drift, uplink = on.drift, on.uplink
         P, x, lr = self.subspace(rnd), self.downlink.model(down), self.rate(rnd)  # 1
         P.agree(down.get("probe"))
         if (code := self.downlink.control) is not None:
@@ -193,15 +199,15 @@ class Box(LocalSteps):
             down = down.replace(**{n: code.decompress(part, *how) for n, part in codes.items()})
 
         # along what: P ∇f_i corrected by `drift`, times the scales of `local`
-        work = self.drift.begin(client, down, P, rnd)
-        plus = self.drift.plus(work, x, P)
+        work = drift.begin(client, down, P, rnd)
+        plus = drift.plus(work, x, P)
         if P.whole:
             direction = f.direction(plus)
         elif callable(plus):
             direction = _sum(f.restrict(x, P), plus)
         else:
             direction = f.restrict(x, P, plus=plus)
-        watched = direction = self.drift.watch(work, direction)
+        watched = direction = drift.watch(work, direction)
         if (D := self.local.scales(down, P)) is not None:
             direction = _scaled(direction, D)
 
@@ -211,8 +217,8 @@ class Box(LocalSteps):
         if (held := client.get("moments")) is not None:
             held = self._carried(held, P, rnd)
 
-        in_gradients = self.drift.in_gradients or self.uplink.in_gradients
-        average = self.drift.in_gradients and not self.local.plain
+        in_gradients = drift.in_gradients or uplink.in_gradients
+        average = drift.in_gradients and not self.local.plain
         steps, own = self.local_steps, rnd.steps
         if own is not None:  # K_i
             steps = int(own.max())
@@ -232,9 +238,9 @@ class Box(LocalSteps):
         else:
             came = z if P.whole else z.neg_()
         made = steps if several is None else several
-        parts = self.drift.reply(work, came, watched, client, P, made)
-        v, kept = self.uplink.send(parts["v"], client, P)  # 4
-        code = self.uplink.compressor
+        parts = drift.reply(work, came, watched, client, P, made)
+        v, kept = uplink.send(parts["v"], client, P)  # 4
+        code = uplink.compressor
         parts["v"] = v if code is None else code.compress(v, code.keys(rnd))
         if average:
             parts["z"] = z
@@ -259,37 +265,39 @@ class Box(LocalSteps):
         return code.decompress(up.v, P.rank, code.keys(rnd), rnd.layout.dtype)
 
     def update_client_state(self, client: Bundle, down: Bundle, up: Bundle, rnd: Round) -> Bundle:
+        on: Any = checked(self) if rnd.t < 2 else self
         P = self.subspace(rnd)
         v = self.arrived(up, P, rnd)
-        own = self.uplink.after(client, v, P)
-        return client.replace(**self.drift.after(client, v, P, rnd), **own)  # 5
+        own = on.uplink.after(client, v, P)
+        return client.replace(**on.drift.after(client, v, P, rnd), **own)  # 5
 
     def server_step(self, server: Bundle, up: Bundle, rnd: Round) -> Bundle:
-        P, drift = self.subspace(rnd), self.drift
+        on: Any = checked(self) if rnd.t < 2 else self
+        P, drift = self.subspace(rnd), on.drift
         v = self.arrived(up, P, rnd)
-        mean, own = self.uplink.mean(server, v, P, rnd)
+        mean, own = on.uplink.mean(server, v, P, rnd)
         w = drift.direction(server, mean, P, rnd)
         D, pace = self.local.scales(server, P), rnd.pace  # K̄ / K
         length: Any = self.rate(rnd) * self.local_steps
         length = length if self.normalize else length * pace
         if (z := up.get("z")) is not None:
             direction = -rnd.mean(z)
-        elif drift.in_gradients or self.uplink.in_gradients:
+        elif drift.in_gradients or on.uplink.in_gradients:
             direction = length * (w if D is None else D * w)
         else:
             direction, w = w, w if D is None else w / (length * D)
         if rnd.steps is not None and self.normalize:
             direction = pace * direction
         each = direction
-        if self.server.needs_each_reply:
+        if on.server.needs_each_reply:
             each = drift.direction(server, v, P, rnd) if z is None else -z
             each = D * each if D is not None and drift.in_gradients else each
             each = pace * each if rnd.steps is not None and self.normalize else each
 
-        move, moved = self.server.step(server, direction, P, rnd, each)  # 6
-        sent, log = self.downlink.send(server, move, P, rnd)
+        move, moved = on.server.step(server, direction, P, rnd, each)  # 6
+        sent, log = on.downlink.send(server, move, P, rnd)
         if sent is not move:
-            moved = self.server.sent(moved, move, sent, P)
+            moved = on.server.sent(moved, move, sent, P)
         x = P.T.plus(sent, server.x, sign=-1)  # 7
         scale = {} if D is None else self.local.server(server, w, P)
         kept = drift.server(server, mean, up, P, rnd)

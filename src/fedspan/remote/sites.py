@@ -39,6 +39,10 @@ TEXT, MODEL, AGREED = "text", "x", "agreed"
 MOST = 1 << 23  # bytes of an answer
 RETRY = 1.0  # seconds between two attempts to reach clients that have not answered
 LATE = "no reply in time"
+UNFIT = (  # no message: it may quote a cell
+    "the table does not fit the question, or its numbers are too large or too small to add up; the log of this client "
+    "says where"
+)
 # the forms of answers
 TABLES = {"facts": dict[str, dict[str, Any]], "classes": list[str], "others": list[str]}
 COLUMN: Form = {
@@ -140,6 +144,15 @@ def gather(
     def until_all(question: str, attempt: Callable[[], dict[int, Event]]) -> None:
         began = time.monotonic()
         while missing := attempt():
+            for client, event in missing.items():
+                # a session of secure sums that was lost is begun again
+                if event.kind == "refused" and (
+                    question == DESCRIBE or not secure or event.text == UNFIT
+                ):
+                    raise ResumableError(
+                        f"{client_name(client, names)} refuses {question!r}: {event.text}; correct it there, and start "
+                        "the run again"
+                    )
             if time.monotonic() - began > patience:
                 client, why = next(iter(missing.items()))
                 raise ResumableError(
@@ -160,12 +173,6 @@ def gather(
             ]
             more, missing = answers(channel, asked, good)
             found.update(more)
-            for client, event in missing.items():
-                if event.kind == "refused":
-                    raise ResumableError(
-                        f"{client_name(client, names)} refuses {question!r}: {event.text}; correct it there, and start "
-                        "the run again"
-                    )
             return missing
 
         until_all(question, attempt)
