@@ -288,3 +288,13 @@ def test_predictions_say_what_is_new_and_keep_an_id(tmp_path):
 def test_ranges_are_of_all_clients():
     said = {"a": {"age": np.array([3.0, 4.5])}, "b": {"age": np.array([-1.0, 2.0])}}
     assert agreed(said, Features()).columns[0].range == (-1.0, 4.5)
+
+
+def test_a_run_prints_that_rows_and_classes_have_weights(tmp_path, capsys):
+    for who in ("h0", "h1"):
+        hospital(w=1.0).to_csv(tmp_path / f"{who}.csv", index=False)
+    weights = {"training": {"class_weights": "balanced"}}
+    fedspan.run(spec_of(tmp_path, weight="w") | weights, progress=True)
+    said = capsys.readouterr().err
+    assert "rows count by their weight 'w' in training" in said
+    assert "classes are weighted in training (balanced), which shifts probabilities" in said
