@@ -201,8 +201,8 @@ def test_weights_that_cannot_be_used_are_named(more: dict[str, Any], words: str)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"w": -1.0}, "weight in row 1 is -1"),
-        ({"w": np.nan}, "weight in row 1 is nan"),
+        ({"w": -1.0}, "'w' is '-1' in row 1, not a weight"),
+        ({"w": np.nan}, "'w' is 'nan' in row 1, not a weight"),
         ({"w": 0}, "all weights 'w' are 0"),
         ({"w": "a"}, "'w' is 'a' in row 1, not a number"),
     ],

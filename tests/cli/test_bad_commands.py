@@ -109,8 +109,8 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
     ),
     (("data", "mnist"), "write `fedspan data get mnist`"),
     (("run", "."), "'.' is a directory; give the spec file in it"),
-    (("run", "s.toml", "--set", "lr=0.1"), "`[spec]` has no key 'lr'; it is `method.lr`"),
-    (("run", "s.toml", "--set", "het=0.1"), "`[spec]` has no key 'het'; it is `task.het`"),
+    (("run", "s.toml", "--set", "lr=0.1"), "`[spec]` has no key 'lr'; it has"),
+    (("run", "s.toml", "--set", "het=0.1"), "`[spec]` has no key 'het'; it has"),
     (("tune", "s.toml", "--budget", "2MB"), "a budget is written up=10MB, total=50MB"),
     (("tune", "s.toml", "--budget", "all=2MB"), "must be one of rounds, total, up, got"),
     (("init", "s.toml/foo"), "Not a directory; choose another place, or check its rights"),
@@ -181,3 +181,28 @@ def test_long_names_of_metrics_are_folded_and_not_cut(capsys: Any) -> None:
     console.print(table(heads, rows, width=console.width), width=50)
     shown = capsys.readouterr().out
     assert "…" not in shown
+
+
+def test_a_table_that_is_too_wide_goes_on_in_a_second_one(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedspan.cli import _tables
+
+    monkeypatch.setattr(_tables.console, "_width", 80)
+    names = [f"{part}{one}" for part in ("", "clients_", "worst_") for one in ("auroc", "accuracy")]
+    heads = ["seed", "status", "round", *names, "up", "down", "seconds"]
+    cells = [
+        "0",
+        "stopped at round 40: no better",
+        "40",
+        *["0.1234"] * 6,
+        "1.2 MB",
+        "1.2 MB",
+        "9.5",
+    ]
+    _tables.show(heads, [cells], left=2)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    for word in (*heads, *["stopped", "at", "round", "40:", "no", "better", "0.1234", "9.5"]):
+        assert word in shown.split()
+    assert shown.count("seed ") == 2

@@ -157,3 +157,19 @@ def test_an_interrupted_run_says_how_to_resume(
     end = 20 + max((row["round"] for row in rows(tmp_path / "o")), default=0)
     assert main(monkeypatch, *words, "--resume", "--set", f"rounds={end}") == 0
     assert [row["round"] for row in rows(tmp_path / "o")] == [*range(0, end + 1, 10)]
+
+
+def test_resuming_a_run_that_was_stopped_early_says_that_nothing_was_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    spec = spec_file(tmp_path)
+    words = ["run", str(spec), "--run-dir", str(tmp_path / "run"), "--set", "rounds=8"]
+    words += ["--set", "eval_every=1"]
+    words += ["--set", 'callbacks=[{name = "early_stopping", patience = 1, min_delta = 1e9}]']
+    assert main(monkeypatch, *words) == 0
+    assert "nothing was run" not in capsys.readouterr().err
+    assert main(monkeypatch, *words, "--resume") == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "nothing was run: the run in " in said
+    assert "has ended (stopped at round" in said
+    assert "choose another `run_dir`" in said

@@ -137,10 +137,9 @@ def test_mistakes_are_one_line(arguments, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("encode", ["onehot", "index"])
-def test_a_pipeline_is_exported_and_takes_gaps_and_any_number_of_rows(encode):
+def test_a_pipeline_is_exported_and_takes_gaps_and_any_number_of_rows():
     more = {who: t.assign(sort=np.where(np.arange(len(t)) % 3, "a", "")) for who, t in ILL.items()}
-    data = tables(more, "ill", ignore=["seen"], encode=encode)
+    data = tables(more, "ill", ignore=["seen"])
     found = trained(data)
     table = more["h2"]
     cells = []

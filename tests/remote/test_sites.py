@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
 
@@ -90,7 +93,7 @@ def test_a_model_trained_on_flower_predicts_and_each_sites_auroc_is_scikit_learn
     found = fedspan.load(tmp_path / "there")
     for i, who in enumerate(("h0", "h1", "h2")):
         table = ILL[who].drop(columns="hospital")
-        spec = spec_of(tmp_path, data={"own_file": str(tmp_path / f"{who}.csv")})
+        spec = spec_of(tmp_path, data={"own_file": str(tmp_path / f"{who}.csv"), "own_name": who})
         _, test = spec.task.data.own_rows(i, spec.seed)
         p = found.predict_proba({name: test[name] for name in test})[:, 1]
         (row,) = (r for r in there.per_client if r["round"] == 4 and r["client"] == who)
@@ -140,7 +143,7 @@ def test_a_run_is_resumed_and_a_client_that_lost_its_disk_is_told_again(tmp_path
     ("own", "said"),
     [
         ({"data": ""}, "the node's config needs data"),
-        ({"data": "nowhere.csv"}, "'nowhere.csv' does not exist"),
+        ({"data": "nowhere.csv"}, "its file does not exist"),
         ({"data": 3}, "the node's config has data = 3"),
     ],
 )
@@ -149,9 +152,79 @@ def test_a_node_without_its_file_is_named(own, said, tmp_path):
     grid = Sites(spec, tmp_path, tmp_path / "states", **own)
     with pytest.raises(FedspanError) as caught:
         serve(spec, grid, tmp_path / "out")
-    assert "client 'h0' has not answered 'describe'" in str(caught.value)
+    assert "client 'h0' refuses 'describe'" in str(caught.value)
     assert said in str(caught.value)
     assert not (tmp_path / "out" / "history.jsonl").exists()
+
+
+def test_the_split_of_a_client_follows_its_name_and_not_its_number(tmp_path):
+    spec = spec_of(tmp_path, data={"standardize": "none"})
+    here = spec.task.tables(spec.seed, torch.float64)
+    for who in ILL:
+        for number in (0, 5):
+            own = {"own_file": str(tmp_path / f"{who}.csv"), "own_name": who}
+            task = spec_of(tmp_path, data={"standardize": "none"} | own).task
+            _, test = task.data.own_rows(number, spec.seed)
+            assert torch.equal(torch.from_numpy(here.schema.features(test)), here[who]["test"][0])
+
+
+def test_a_run_with_partition_ids_in_another_order_is_the_rehearsal(tmp_path):
+    spec = spec_of(tmp_path)
+    here = fedspan.run(spec, tmp_path / "here", progress=False)
+    grid = Sites(spec, tmp_path, tmp_path / "states")
+    grid.order = (2, 0, 1)
+    there = serve(spec, grid, tmp_path / "there")
+    for one in (row for row in here.per_client if row["round"] == 0):
+        (other,) = [
+            row for row in there.per_client if row["client"] == one["client"] and row["round"] == 0
+        ]
+        assert one["examples"] == other["examples"]
+        assert one["auroc"] == pytest.approx(other["auroc"], rel=1e-5)
+
+
+def test_the_server_logs_what_the_simulator_prints_of_columns(tmp_path, caplog):
+    caplog.set_level("INFO")
+    log = logging.getLogger("flwr")
+    log.addHandler(caplog.handler)
+    try:
+        here, _, _ = both(tmp_path)
+    finally:
+        log.removeHandler(caplog.handler)
+    said = [record.getMessage() for record in caplog.records]
+    lines = here.predictor.schema.lines()
+    assert any(line.startswith("classes: no ") for line in lines)
+    for line in lines:
+        assert f"fedspan {line}" in said
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "told"),
+    [
+        ("pressure", "secret", "column 'pressure' has numbers but text in row 5; correct it"),
+        ("pressure", "inf", "column 'pressure' in row 5 is not a finite number"),
+        ("ill", "", "is empty in row 5"),
+    ],
+)
+def test_a_client_that_refuses_ends_the_wait_and_no_cell_leaves_it(column, cell, told, tmp_path):
+    spec = spec_of(tmp_path)
+    table = ILL["h1"].drop(columns="hospital").astype({column: object})
+    table.loc[4, column] = cell
+    table.to_csv(tmp_path / "h1.csv", index=False)
+    began = time.monotonic()
+    with pytest.raises(FedspanError, match=f"client 'h1' refuses 'describe': .*{told}") as caught:
+        serve(spec, Sites(spec, tmp_path, tmp_path / "states"), tmp_path / "there")
+    assert time.monotonic() - began < 20
+    assert "secret" not in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_columns_of_two_types_name_the_row_and_no_cell(tmp_path):
+    spec = spec_of(tmp_path)
+    table = ILL["h1"].drop(columns="hospital").assign(age="secret")
+    table.to_csv(tmp_path / "h1.csv", index=False)
+    words = r"'age' is numbers at client 'h0' and text at client 'h1' \(row \d\); clean it"
+    with pytest.raises(FedspanError, match=words):
+        serve(spec, Sites(spec, tmp_path, tmp_path / "states"), tmp_path / "there")
 
 
 def test_noise_and_an_unknown_number_of_clients_are_refused(tmp_path):

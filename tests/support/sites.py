@@ -49,6 +49,7 @@ class Sites(FakeGrid):
         self.app, self.folder, self.own = flower.client_app(spec), folder, own
         self.clients = {100 + i: i for i in range(3)}
         self.statuses: list[str] = []
+        self.order = (0, 1, 2)  # the number of each client
 
     def answer(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
@@ -56,7 +57,7 @@ class Sites(FakeGrid):
         header = message.content.get("header")
         self.statuses.append("query" if header is None else str(header["status"]))
         config = {
-            "partition-id": client,
+            "partition-id": self.order[client],
             "client-id": f"h{client}",
             "states-dir": str(self.states_dir),
             "data": str(self.folder / f"h{client}.csv"),

@@ -14,7 +14,7 @@ from fedspan.core.callback import Callback
 from fedspan.core.method import DETAILS
 from fedspan.core.registry import register
 from fedspan.core.terminal import report
-from fedspan.data.schema import Schema
+from fedspan.data.schema import lines_of
 from fedspan.methods.box import projected_values
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ class Progress(Callback):
                     "and the output head are sent in full; `project_modules` of `projection` names others"
                 )
         report(line, console)
-        if schema := run.problem.usage.get("schema"):
-            for line in Schema.of(schema).lines():
-                report(line, console)
+        for line in lines_of(run.problem.usage):
+            report(line, console)
         self._bars.clear()
         if console.is_terminal and self.rounds is not None:
             columns = BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

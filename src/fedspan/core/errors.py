@@ -34,7 +34,16 @@ class FormError(SpecError):
 
 
 class DataError(FedspanError):
-    """A data file is missing, of the wrong shape, or not finite."""
+    """A data file is missing, of the wrong shape, or not finite.
+
+    Args:
+        message: The error, which may quote a cell.
+        told: What another machine may be told instead: the column and the row; by default the message.
+    """
+
+    def __init__(self, message: str = "", told: str = "") -> None:
+        super().__init__(message)
+        self.told = told or str(self)
 
 
 class CheckpointError(FedspanError):
@@ -175,8 +184,8 @@ def one_of(name: str, value: object, choices: Iterable[str]) -> None:
 
 def did_you_mean(value: object, known: Iterable[str]) -> str:
     """A hint at the nearest of the known names, if one is near."""
-    lower = {name.lower(): name for name in map(str, known)}
     word = value[:100].lower() if isinstance(value, str) else ""
+    lower = {name.lower(): name for name in map(str, known) if len(name) < 2 * len(word)}
     near = difflib.get_close_matches(word, lower, n=1)
     return f" (did you mean {lower[near[0]]!r}?)" if near else ""
 

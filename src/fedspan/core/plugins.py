@@ -17,6 +17,7 @@ from fedspan.core import registry
 from fedspan.core.errors import FedspanError, SpecError, one_line
 
 T = TypeVar("T")
+PLUGINS = "fedspan_plugins"  # the package that plugins are in, so that they hide no other module
 EXTRAS = {"sklearn": "vision", "PIL": "vision", "pandas": "pandas", "transformers": "nlp"}
 """Module → extra that has it."""
 
@@ -35,16 +36,12 @@ def load_plugin(path: Path) -> list[type]:
         raise SpecError(f"{what} does not exist")
     if path.suffix != ".py":
         raise SpecError(f"{what} is not a Python file; its name must end in .py")
-    if path.stem in sys.stdlib_module_names:
-        raise SpecError(f"{what} has the name of a module of Python; rename the file")
-    if (other := _another(path)) is not None:
-        raise SpecError(f"{what} has the name of the module {other!r}; rename the file")
-    importlib.invalidate_caches()  # files beside it may be new
-    sys.path.insert(0, folder := str(path.resolve().parent))
-    try:
-        module = guarded(lambda: _execute_file(path.stem, path), what, path)
-    finally:
-        sys.path.remove(folder)
+    sys.modules.setdefault(PLUGINS, ModuleType(PLUGINS))  # where pickle looks for it
+    name = f"{PLUGINS}.{path.stem}"
+    other = getattr(sys.modules.get(name), "__file__", None)
+    if other is not None and Path(other).is_file() and not path.samefile(other):
+        raise SpecError(f"{what} has the name of the plugin {other!r}; rename the file")
+    module = guarded(lambda: _execute_file(name, path), what, path)
     found = registry.registered_in(module.__name__)
     if not found:
         raise SpecError(f"{what} registers nothing: {_remedy(module)}")
@@ -146,23 +143,11 @@ def _execute_file(name: str, path: Path) -> ModuleType:
     return module
 
 
-def _another(path: Path) -> str | None:
-    """Where another module of a plugin's name is, which the plugin would hide from every import; None: nowhere."""
-    try:
-        found = importlib.util.find_spec(path.stem)
-    except (ImportError, ValueError):  # what is loaded has no spec, as in tests
-        return None
-    origin = "" if found is None else str(found.origin)
-    return origin if Path(origin).is_file() and not Path(origin).samefile(path) else None
-
-
 def _remedy(module: ModuleType) -> str:
     """What to do about a file that registers nothing."""
     for cls in vars(module).values():
         own = registry.kind_of(cls) and cls.__module__ == module.__name__
         if own and not inspect.isabstract(cls):
             return f"put @fedspan.register above the class {cls.__name__}"
-    if callable(getattr(module, "command", None)):
-        return "a plugin cannot add a command; commands are files in fedspan/cli"
     bases = ", ".join(base.__name__ for base in registry.KINDS.values())
     return f"it has no class that derives from one of {bases}"

@@ -10,8 +10,10 @@ import contextlib
 import csv
 import functools
 import gzip
+import itertools
 import json
 import os
+import re
 import struct
 import warnings
 import zipfile
@@ -32,12 +34,19 @@ from fedspan.core.extras import needs
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
+
+
+class Rows(Columns):
+    """Some rows of a table, and their places in it, which errors name."""
+
+    places: Array
+
+
 # what the readers raise on damaged files and on types that they do not know
 UNREADABLE = (
     ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, OverflowError, MemoryError, SyntaxError,
     csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError,
 )  # fmt: skip
-MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 MISSING = ("", "?", "na", "n/a", "nan", "nat", "null", "none", "<na>")
 
@@ -81,13 +90,22 @@ def column_of(table: Mapping[str, Any], name: str, who: str, why: str) -> Array:
     return np.asarray(table[name])
 
 
-def first_row(mask: Any) -> int:
-    """Return the number of the first row that is marked, from 1."""
-    return int(np.argmax(mask)) + 1
+def first_row(mask: Any, table: Any = None) -> int:
+    """Return the number of the first row that is marked, from 1: of rows of a table, the number in the whole table."""
+    row = int(np.argmax(mask))
+    return row + 1 if not isinstance(table, Rows) else int(table.places[row]) + 1
+
+
+def cell_error(who: str, name: str, cell: object, row: int, want: str) -> DataError:
+    """Return the error of a cell that cannot be used, such as "not a number"; no other machine is told the cell."""
+    return DataError(
+        f"{who}: column {name!r} is {str(cell)!r} in row {row}, {want}",
+        f"column {name!r} in row {row} is {want}",
+    )
 
 
 def digest(root: Path, files: Iterable[Path] | None = None) -> str:
-    """A hash of a file, or of the names and bytes of several; of more than MOST_BYTES, of their sizes and times.
+    """A hash of a file, or of the names and bytes of several.
 
     Args:
         root: The file, or the directory of all files.
@@ -95,21 +113,20 @@ def digest(root: Path, files: Iterable[Path] | None = None) -> str:
     """
     if files is None:
         files = filter(Path.is_file, sorted(root.rglob("*"))) if root.is_dir() else [root]
-    states = []
+    found = []
     for file in files:
         about = file.stat() if file.is_file() else None
-        states.append((file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1))
-    large = len(states) > 1 and sum(size for *_, size in states) > MOST_BYTES
-    return _digest_of(root, tuple(states), large)
-
-
-@functools.lru_cache(maxsize=64)
-def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], large: bool) -> str:
-    found = []
-    for file, changed, size in states:
-        said = "missing" if size < 0 else changed if large else sha256(file)
+        size, said = -1, "missing"
+        if about is not None:
+            size, said = about.st_size, _sha256(file, about.st_mtime_ns, about.st_size)
         found.append(repr((os.path.relpath(file, root), size, said)))
     return core_digest(*found)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _sha256(file: Path, _changed: int, _size: int) -> str:
+    """The hash of a file, computed again if its time or size has changed."""
+    return sha256(file)
 
 
 def read_npz(path: Path) -> Columns:
@@ -122,21 +139,41 @@ def read_npz(path: Path) -> Columns:
 def _csv(path: Path) -> Columns:
     rows: list[list[str]] = []
     with _text(path) as file:
-        lines = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        first = file.readline()
+        cells = {one: len(next(csv.reader([first], delimiter=one), [])) for one in ",;\t"}
+        separator = max(cells, key=cells.__getitem__)
+        lines = csv.reader(itertools.chain([first], file), delimiter=separator)
         names = [name.strip() for name in next(lines, [])]
+        if "" in names:
+            raise DataError(
+                f"`task.data`: {str(path)!r} has no name for column {names.index('') + 1}; name or remove it"
+            )
         if len(set(names)) < len(names):
             raise DataError(f"`task.data`: {str(path)!r} has two columns of one name")
         for row in filter(None, lines):
             if len(row) != len(names):
                 raise DataError(
                     f"`task.data`: {str(path)!r} has {len(row)} cells in line {lines.line_num}, "
-                    f"but {len(names)} columns"
+                    f"but {len(names)} columns, separated by {separator!r}"
                 )
             rows.append(row)
     if names and not rows:
         raise DataError(f"`task.data`: {str(path)!r} has no rows")
     columns = zip(names, zip(*rows, strict=True), strict=True)
-    return {name: typed([cell.strip() for cell in cells]) for name, cells in columns}
+    found = {name: typed([cell.strip() for cell in cells]) for name, cells in columns}
+    if separator == ";":
+        for name, cells_ in found.items():
+            if decimal_commas(cells_):
+                found[name] = typed([cell.replace(",", ".") for cell in cells_.tolist()])
+    return found
+
+
+def decimal_commas(cells: Array) -> bool:
+    """Return whether all cells are numbers or empty, and some have a decimal comma."""
+    if cells.dtype.kind != "U" or not any("," in cell for cell in cells.tolist()):
+        return False
+    read = {cell for cell in np.unique(cells).tolist() if cell.lower() not in MISSING}
+    return all(re.fullmatch(r"[+-]?\d+(,\d+)?", cell) for cell in read)
 
 
 def is_number(cell: str) -> bool:

@@ -13,9 +13,10 @@ that secure sums can hide what each client sends.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,8 +24,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fedspan.core.digest import digest
-from fedspan.core.errors import DataError
-from fedspan.data.columns import MISSING, Array, column_of, first_row, is_number
+from fedspan.core.errors import DataError, SpecError, did_you_mean
+from fedspan.data.columns import (
+    MISSING,
+    Array,
+    cell_error,
+    column_of,
+    decimal_commas,
+    first_row,
+    is_number,
+)
 
 Table = Mapping[str, Any]  # columns by name
 Floats = npt.NDArray[np.float64]
@@ -33,6 +42,8 @@ Kind = Literal["number", "boolean", "category", "date", "unused"]
 TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
 MOST_CATEGORIES = 100  # different texts of a column above which it is not encoded by itself
 FEW_ROWS = 20  # rows below which all-different values say nothing
+FEW_VALUES = 10  # different whole numbers of a column up to which they may be codes
+LISTED = 6  # categories of a column up to which they are printed
 PARTS = ("year", "month", "day", "weekday", "hour")  # of a date
 TALLIED = (
     "rows", "gaps",
@@ -51,9 +62,7 @@ class Features:
         features: The columns to use, also if they look like ids; by default all that can be used.
         ignore: Columns to leave out.
         categories: Columns of whole numbers that are codes and no amounts, or of many different texts.
-        missing: What an empty cell becomes: "mean" is the mean and a further feature that says so; "refuse" refuses it.
-        encode: How a category is encoded: "onehot" has a feature for each category; "index" has one, with a number from
-            1 for each and 0 for an unknown one, for a model with an embedding.
+        gaps: Numbers or texts that stand for empty cells, such as -9: a list for all columns, or a table by column.
         standardize: "pooled" gives numbers the mean 0 and the deviation 1 over all clients' rows. "client" does it over
             each client's own rows for its own training and tests, and takes the pooled ones elsewhere. "none" leaves
             numbers as they are.
@@ -62,8 +71,7 @@ class Features:
     features: tuple[str, ...] | None = None  # the columns to use; by default all that can be used
     ignore: tuple[str, ...] = ()  # columns to leave out
     categories: tuple[str, ...] = ()  # columns of codes, such as the number of a ward
-    missing: Literal["mean", "refuse"] = "mean"  # what an empty cell becomes
-    encode: Literal["onehot", "index"] = "onehot"  # how a category is encoded
+    gaps: Any = None  # what stands for empty cells, such as [-9], for all columns or by column
     standardize: Literal["pooled", "client", "none"] = (
         "pooled"  # mean 0, deviation 1 over whose rows
     )
@@ -80,11 +88,33 @@ class Column:
     gaps: bool = False  # whether cells may be empty: one more feature says which
     mean: tuple[float, ...] = ()  # of each number; also what an empty cell becomes
     deviation: tuple[float, ...] = ()
+    range: tuple[float, ...] = ()  # the least and the largest number, if clients say it
+    whole: int = 0  # how many different values it has, if they are few and whole
+    parts: tuple[str, ...] = PARTS  # of dates; those without times have no hour
 
     @property
     def numbers(self) -> int:
         """How many numbers it has per row that have a mean."""
-        return {"number": 1, "date": len(PARTS)}.get(self.kind, 0)
+        of_kind = {
+            "number": 1,
+            "boolean": int(self.gaps),
+            "date": len(self.parts),
+        }
+        return of_kind.get(self.kind, 0)
+
+    @property
+    def label(self) -> str:
+        """Its name with its categories, the parts of its dates, or the range of its numbers."""
+        about = ""
+        if self.kind == "category":
+            few = len(self.categories) <= LISTED
+            about = ", ".join(one or "empty" for one in self.categories) if few else ""
+            about = about or str(len(self.categories))
+        elif self.kind == "date":
+            about = ", ".join(self.parts)
+        elif self.range:
+            about = " to ".join(f"{x:.0f}" if x.is_integer() else f"{x:.4g}" for x in self.range)
+        return f"{self.name} ({about})" if about else self.name
 
 
 @dataclass(frozen=True)
@@ -92,10 +122,10 @@ class Schema:
     """What the columns of all clients' tables are, and the features that they become."""
 
     columns: tuple[Column, ...]
-    encode: str = "onehot"
-    missing: str = "mean"
     standardize: str = "pooled"
     others: tuple[str, ...] = ()  # columns that are no features: the target, the client's name
+    gaps: Any = None  # what stands for empty cells
+    notes: tuple[str, ...] = ()  # more lines on the data: classes, weights
 
     @property
     def used(self) -> tuple[Column, ...]:
@@ -107,10 +137,10 @@ class Schema:
         """The name of each feature, in order."""
         found = []
         for column in self.used:
-            if column.kind == "category" and self.encode == "onehot":
+            if column.kind == "category":
                 found += [f"{column.name}={text or '(empty)'}" for text in column.categories]
             elif column.kind == "date":
-                found += [f"{column.name}.{part}" for part in PARTS]
+                found += [f"{column.name}.{part}" for part in column.parts]
             else:
                 found.append(column.name)
             if column.gaps:
@@ -129,68 +159,74 @@ class Schema:
             table: The columns by name, in any order. Those that the schema leaves out may be missing.
             who: Whose table it is, for errors.
         """
-        cells = {c.name: column_of(table, c.name, who, "the model needs it") for c in self.used}
+        for column in self.used:
+            column_of(table, column.name, who, "the model needs it")
+        table = blanked(table, self.gaps)
         for name in {*table} - {column.name for column in self.columns} - {*self.others}:
             raise DataError(f"{who} has a column {name!r} that the model does not know; remove it")
         parts: list[Array] = []
         values: Any
         for column in self.used:
             if column.kind == "category":
-                text = texts(cells[column.name])
+                text = texts(np.asarray(table[column.name]))
                 empty = np.equal(text, "")
                 known = {name: place for place, name in enumerate(column.categories)}
                 place = np.array([known.get(one, -1) for one in text.tolist()], np.int64)[:, None]
-                values = place + 1
-                if self.encode == "onehot":
-                    values = place == np.arange(len(known))
+                values = place == np.arange(len(known))
             else:
-                values = numbers(cells[column.name], column, who)
+                values = numbers(table, column, who)
                 empty = np.isnan(values).any(1)
                 mean, deviation = (np.array(one or 0.0) for one in (column.mean, column.deviation))
                 values = np.where(empty[:, None], mean, values)
-                if column.numbers and self.standardize != "none":
+                if column.kind != "boolean" and self.standardize != "none":
                     values = (values - mean) / deviation
-            if self.missing == "refuse" and empty.any():
-                raise DataError(
-                    f"{who}: column {column.name!r} is empty in row {first_row(empty)}; fill it, or set `missing` to "
-                    '"mean"'
-                )
             parts += [values, empty[:, None]] if column.gaps else [values]
         return np.concatenate(parts, 1, dtype=np.float64)
 
-    def unknown(self, table: Table) -> dict[str, list[str]]:
-        """Return the texts of each column that no client had in training; they are encoded as no category."""
-        found = {}
-        for column in self.used:
-            if column.kind == "category" and column.name in table:
-                new = {*texts(np.asarray(table[column.name])).tolist()} - {*column.categories, ""}
-                if new:
-                    found[column.name] = sorted(new)
-        return found
+    def news(self, table: Table, who: str = "the table") -> Iterator[str]:
+        """Yield what a table has that no client's training rows had: categories, and empty cells, in a line each."""
+        table = blanked(table, self.gaps)
+        for column in (column for column in self.used if column.name in table):
+            if column.kind == "category":
+                found = texts(np.asarray(table[column.name]))
+                empty, instead = int((found == "").sum()), "no category"
+                if new := sorted({*found.tolist()} - {*column.categories, ""}):
+                    listed = ", ".join(map(repr, new[:5])) + (", …" if len(new) > 5 else "")
+                    yield f"column {column.name!r} has categories that training did not have: {listed}"
+            else:
+                empty = int(np.isnan(numbers(table, column, who)).any(1).sum())
+                instead = "the mean" if column.mean else "no"
+            if empty and not column.gaps and "" not in column.categories:
+                yield (
+                    f"column {column.name!r} has empty cells ({empty:,}) and had none in training; they count as "
+                    f"{instead}"
+                )
 
     def lines(self) -> list[str]:
         """Return what is used, encoded and left out, in a few lines."""
         whose = {"pooled": "all clients'", "client": "each client's own"}.get(self.standardize)
         scaled = f", scaled by {whose} mean and deviation" if whose else ""
-        said = [f"{self.width} features of {len(self.used)} columns"]
+        width, used = self.width, len(self.used)
+        said = [f"{width} feature{'s' * (width > 1)} of {used} column{'s' * (used > 1)}"]
         for kind, label in {
             "number": f"numbers{scaled}",
             "boolean": "yes or no",
-            "date": f"dates, as {', '.join(PARTS)}{scaled}",
-            "category": f"categories, by {self.encode}",
+            "date": f"dates{scaled}",
+            "category": "categories",
         }.items():
-            names = [
-                f"{column.name} ({len(column.categories)})" if column.categories else column.name
-                for column in self.used
-                if column.kind == kind
-            ]
-            if names:
+            if names := [column.label for column in self.used if column.kind == kind]:
                 said.append(f"{label}: {', '.join(names)}")
+        said += [
+            f"{column.name} has {column.whole} whole values: name it in `categories` if they are codes"
+            for column in self.used
+            if column.whole
+        ]
         if gaps := [column.name for column in self.used if column.gaps]:
             said.append(
                 f"with empty cells, as the mean and a feature that says so: {', '.join(gaps)}"
             )
-        return said + [f"left out: {c.name} ({c.why})" for c in self.columns if c.kind == "unused"]
+        said += [f"left out: {c.name} ({c.why})" for c in self.columns if c.kind == "unused"]
+        return [*said, *self.notes]
 
     def table(self) -> dict[str, Any]:
         """Return the schema as plain values."""
@@ -203,8 +239,30 @@ class Schema:
             Column(**{key: tuple(v) if isinstance(v, list) else v for key, v in one.items()})  # type: ignore[arg-type]
             for one in table["columns"]
         ]
-        own = {"columns": tuple(columns), "others": tuple(table["others"])}
-        return Schema(**{**table, **own})
+        own = {name: tuple(table.get(name, ())) for name in ("others", "notes")}
+        return Schema(**{**table, **own, "columns": tuple(columns)})
+
+
+def gaps_of(gaps: Any, name: str) -> list[str]:
+    """Return the texts that stand for empty cells of a column."""
+    return [*map(str, gaps.get(name, ()) if isinstance(gaps, Mapping) else gaps or ())]
+
+
+def blanked(table: Table, gaps: Any, keep: Iterable[str] = ()) -> Any:
+    """Return a table without the cells that stand for empty ones: a list for all columns, or a table by column."""
+    if not gaps:
+        return table
+    found: Any = copy.copy(table)
+    for name in {*table} - {*keep}:
+        codes = gaps_of(gaps, name)
+        cells = np.asarray(table[name])
+        if cells.dtype.kind in "iuf":
+            mask = np.isin(cells, [float(one) for one in codes if is_number(one)])
+            found[name] = np.where(mask, np.nan, cells) if mask.any() else cells
+        elif cells.dtype.kind in "UO" and cells.ndim == 1:
+            mask = np.isin(texts(cells), codes)
+            found[name] = np.where(mask, "", texts(cells)) if mask.any() else cells
+    return found
 
 
 def texts(cells: Array) -> Array:
@@ -217,12 +275,15 @@ def texts(cells: Array) -> Array:
     return np.where(np.isin(np.char.lower(text), MISSING), "", text)
 
 
-def numbers(cells: Array, column: Column, who: str) -> Floats:
+def numbers(table: Table, column: Column, who: str) -> Floats:
     """Return the numbers of a column, (rows, 1) or (rows, parts of a date); NaN for an empty cell."""
+    cells = np.asarray(table[column.name])
     if column.kind == "date":
-        return _dates(cells, column.name, who)
+        return _dates(table, column, who)
     if cells.dtype.kind in "biuf":
-        return cells.astype(np.float64)[:, None]
+        found = cells.astype(np.float64)
+        _check_finite(found, table, column.name, who)
+        return found[:, None]
     text = np.char.lower(texts(cells))
     known = {"": np.nan}
     if column.kind == "boolean":
@@ -231,38 +292,75 @@ def numbers(cells: Array, column: Column, who: str) -> Floats:
         known |= {one: float(one) for one in np.unique(text).tolist() if is_number(one)}
     wrong = ~np.isin(text, list(known))
     if wrong.any():
-        row = first_row(wrong)
-        want = "a number" if column.kind == "number" else "yes or no"
-        raise DataError(
-            f"{who}: column {column.name!r} is {str(cells[row - 1])!r} in row {row}, not {want}"
-        )
-    return np.array([known[one] for one in text.tolist()], np.float64)[:, None]
+        want = "not a number" if column.kind == "number" else "not yes or no"
+        cell = cells[np.argmax(wrong)]
+        raise cell_error(who, column.name, cell, first_row(wrong, table), want)
+    found = np.array([known[one] for one in text.tolist()], np.float64)
+    _check_finite(found, table, column.name, who)
+    return found[:, None]
+
+
+def _check_finite(values: Floats, table: Table, name: str, who: str) -> None:
+    """Refuse infinite numbers."""
+    if (infinite := np.isinf(values)).any():
+        cell, row = values[np.argmax(infinite)], first_row(infinite, table)
+        raise cell_error(who, name, cell, row, "not a finite number; correct it or leave it empty")
 
 
 def describe(
     table: Table, asked: Features, others: Iterable[str] = (), who: str = "the table"
 ) -> Facts:
-    """Return the type of each of a client's columns, and the texts of those that have up to `MOST_CATEGORIES`."""
+    """Return what each of a client's columns is.
+
+    Its type, its texts if there are up to `MOST_CATEGORIES`, the range of its numbers and their values if these are few
+    and whole, and the first cell, with its row, that shows why a text is no number.
+    """
     facts: Facts = {}
-    for name in (name for name in table if name not in {*others, *asked.ignore}):
+    for name in (name for name in table if name not in {*others}):
         cells = np.asarray(table[name])
-        if cells.ndim != 1:
-            facts[name] = {"type": "array", "texts": None}
+        fact: dict[str, Any] = {
+            "texts": None,
+            "range": [],
+            "values": [],
+            "row": 0,
+            "cell": "",
+        }
+        if name in asked.ignore or cells.ndim != 1:
+            facts[name] = fact | {"type": "ignored" if name in asked.ignore else "array"}
             continue
         coded = name in asked.categories
         kind, filled = _typed(cells, coded)
-        if kind == "text" and not coded and (asked.features is None or name in asked.features):
-            read = [is_number(cell) for cell in filled.tolist()]
-            if 2 * sum(read) > len(read):
-                word = str(filled[read.index(False)])
-                row = first_row(texts(cells) == word)
-                raise DataError(
-                    f"{who}: column {name!r} has numbers but {word!r} in row {row}; correct it, or name the column in "
-                    "`categories` or `ignore`"
-                )
         words = [*map(str, np.unique(filled))] if kind in ("text", "boolean") else []
+        if kind == "number":
+            _check_finite(numbers(table, Column(name, "number"), who)[:, 0], table, name, who)
+            values = np.unique(filled).astype(float).tolist()
+            fact["range"] = [values[0], values[-1]]
+            if len(values) <= FEW_VALUES and all(map(float.is_integer, values)):
+                fact["values"] = values
+        elif kind == "text" and not coded:
+            odd = [word for word in words if not is_number(word)][:MOST_CATEGORIES]
+            odd = [word for word in odd if _times([word]) is None] or odd or words
+            mask = np.isin(texts(cells), odd)
+            fact |= {"row": first_row(mask, table), "cell": str(cells[np.argmax(mask)])}
+            if asked.features is None or name in asked.features:
+                if decimal_commas(np.array(words)):
+                    raise cell_error(
+                        who,
+                        name,
+                        fact["cell"],
+                        fact["row"],
+                        "a number with a decimal comma; write a point, or separate columns by semicolons",
+                    )
+                read = [is_number(cell) for cell in filled.tolist()]
+                if 2 * sum(read) > len(read):
+                    word, remedy = fact["cell"], "name the column in `categories` or `ignore`"
+                    raise DataError(
+                        f"{who}: column {name!r} has numbers but {word!r} in row {fact['row']}; correct it, give it in "
+                        f"`gaps` if it is an empty cell, or {remedy}",
+                        f"column {name!r} has numbers but text in row {fact['row']}; correct it, or {remedy}",
+                    )
         listed = coded or len(words) <= MOST_CATEGORIES
-        facts[name] = {"type": kind, "texts": words if listed else None}
+        facts[name] = fact | {"type": kind, "texts": words if listed else None}
     return facts
 
 
@@ -272,7 +370,10 @@ def shared(told: Mapping[str, Facts], asked: Features) -> list[str]:
     return [
         name
         for name in asked.features or first
-        if all(name in facts and facts[name]["type"] != "array" for facts in told.values())
+        if all(
+            name in facts and facts[name]["type"] not in ("array", "ignored")
+            for facts in told.values()
+        )
     ]
 
 
@@ -303,8 +404,10 @@ def summed(parts: Iterable[Iterable[float]]) -> Floats:
 def _typed(cells: Array, coded: bool) -> tuple[str, Array]:
     """Return the type of a client's column, and the cells that are not empty."""
     if cells.dtype.kind in "iufbM" and not coded:
-        kind = {"M": "date", "b": "boolean"}.get(cells.dtype.kind, "number")
         filled = cells[cells == cells]  # neither NaN nor NaT
+        kind = "boolean" if cells.dtype.kind == "b" else "number"
+        if cells.dtype.kind == "M":
+            kind = _kind_of_times(filled)
         return (kind if len(filled) else "empty"), filled
     text = texts(cells)
     filled = text[text != ""]
@@ -317,8 +420,13 @@ def _typed(cells: Array, coded: bool) -> tuple[str, Array]:
         return "number", filled.astype(np.float64)
     if {one.lower() for one in values} <= {*TRUE, *FALSE}:
         return "boolean", filled
-    dates = all(len(one) >= 8 and "-" in one for one in values[:5]) and _times(values) is not None
-    return ("date" if dates else "text"), filled
+    times = _times(values) if all(len(one) >= 8 and "-" in one for one in values[:5]) else None
+    return ("text" if times is None else _kind_of_times(times)), filled
+
+
+def _kind_of_times(times: Array) -> str:
+    """Return "time" if some have an hour, else "date"."""
+    return "time" if (times != times.astype("datetime64[D]")).any() else "date"
 
 
 def agree(
@@ -337,6 +445,17 @@ def agree(
         for client, facts in told.items():
             column_of(facts, name, client, "`features` or `categories` name it")
     everywhere = dict.fromkeys([*named, *(name for facts in told.values() for name in facts)])
+    given = {
+        "ignore": asked.ignore,
+        "gaps": asked.gaps if isinstance(asked.gaps, Mapping) else (),
+    }
+    for key, name in ((key, name) for key, names in given.items() for name in names):
+        if name not in {*everywhere, *others}:
+            raise SpecError(
+                f"`{key}` names {name!r}, and no client has such a column{did_you_mean(name, everywhere)}"
+            )
+    for name in asked.ignore:
+        everywhere.pop(name, None)
     of_columns = dict(zip(shared(told, asked), counts.reshape(-1, len(TALLIED)), strict=True))
     columns = tuple(_decided(name, told, of_columns.get(name), asked) for name in everywhere)
     if all(column.kind == "unused" for column in columns):
@@ -345,7 +464,7 @@ def agree(
             f"no column can be used as a feature ({why}); name those to use in `features`"
         )
     others = (*others, *asked.ignore)
-    return Schema(columns, asked.encode, asked.missing, asked.standardize, others)
+    return Schema(columns, asked.standardize, others, asked.gaps)
 
 
 def _decided(
@@ -364,10 +483,6 @@ def _decided(
     if counts is None:
         return unused("has more than one value per row")
     rows, gaps, repeats, fractions, others, several, hashes, squares = counts.tolist()
-    if asked.missing == "refuse" and gaps:
-        raise DataError(
-            f'column {name!r} has {gaps:.0f} empty cells; fill them, or set `missing` to "mean"'
-        )
     facts = {who: all_facts[name] for who, all_facts in told.items()}
     whose = {fact["type"]: who for who, fact in reversed(facts.items()) if fact["type"] != "empty"}
     known = [fact for fact in facts.values() if fact["type"] != "empty"]
@@ -378,13 +493,22 @@ def _decided(
             whose = {"boolean": ""}
     elif whose.keys() == {"boolean", "text"}:  # a client with a few texts alone
         del whose["boolean"]
+    elif whose.keys() == {"date", "time"}:
+        del whose["date"]
     if len(whose) > 1:
         (one, at), (other, there) = sorted(whose.items())[:2]
+        cell, row = facts[there]["cell"], facts[there]["row"]
+        where = f" ({f'{cell!r} in ' * bool(cell)}row {row})" if row else ""
+        remedy = "clean it, or name it in `categories` or `ignore`"
+        if {one, other} & {"date", "time"}:
+            remedy = "write all as dates such as 2013-01-31, or name it in `ignore`"
         raise DataError(
-            f"column {name!r} is {WORDS[one]} at {at} and {WORDS[other]} at {there}; clean it, or name it in "
-            "`categories` or `ignore`"
+            f"column {name!r} is {WORDS[one]} at {at} and {WORDS[other]} at {there}{where}; {remedy}"
         )
     (kind,) = whose
+    parts: tuple[str, ...] = PARTS
+    if kind in ("date", "time"):
+        kind, parts = "date", PARTS if kind == "time" else PARTS[:-1]
     found = {text for fact in known for text in fact["texts"] or ()}
     given = name in asked.categories or name in (asked.features or ())
     if not given:
@@ -398,7 +522,13 @@ def _decided(
         if same and not gaps:
             return unused("one value in all rows")
     if kind != "text":
-        return Column(name, kind, gaps=gaps > 0)
+        column = Column(name, kind, gaps=gaps > 0, parts=parts)
+        ends = [end for fact in known for end in fact["range"]]
+        if kind == "number" and ends:
+            values = {value for fact in known for value in fact["values"]}
+            few = len(values) <= FEW_VALUES and all(fact["values"] for fact in known)
+            column = replace(column, range=(min(ends), max(ends)), whole=len(values) * few)
+        return column
     many = any(fact["texts"] is None for fact in known) or len(found) > MOST_CATEGORIES
     if many and name not in asked.categories:
         count = f"more than {MOST_CATEGORIES} different texts"
@@ -410,7 +540,13 @@ def _decided(
     return Column(name, "category", categories=(*sorted(found), *([""] if gaps else [])))
 
 
-WORDS = {"number": "numbers", "text": "text", "date": "dates", "boolean": "yes or no"}
+WORDS = {
+    "number": "numbers",
+    "text": "text",
+    "date": "dates",
+    "time": "dates",
+    "boolean": "yes or no",
+}
 
 
 def sums(schema: Schema, table: Table, who: str, about: bool) -> Floats:
@@ -420,8 +556,8 @@ def sums(schema: Schema, table: Table, who: str, about: bool) -> Floats:
     """
     found = [np.zeros((0, 2))]
     for column in (column for column in schema.columns if column.numbers):
-        cells = column_of(table, column.name, who, "the model needs it")
-        values = numbers(cells, column, who)
+        column_of(table, column.name, who, "the model needs it")
+        values = numbers(table, column, who)
         if about:
             values = (values - np.array(column.mean)) ** 2
         found.append(np.stack([(~np.isnan(values)).sum(0), np.nansum(values, 0)], 1))
@@ -447,6 +583,11 @@ def scaled(schema: Schema, total: Floats, about: bool) -> Schema:
             column = replace(column, mean=tuple(mean.tolist()))
         columns.append(column)
     return replace(schema, columns=tuple(columns))
+
+
+def lines_of(usage: Mapping[str, Any]) -> list[str]:
+    """Return the lines on the schema of a model's usage, if it was trained on tables."""
+    return Schema.of(usage["schema"]).lines() if usage.get("schema") else []
 
 
 def with_scale(schema: Schema, tables: Mapping[str, Table]) -> Schema:
@@ -476,15 +617,17 @@ def _times(texts: list[str]) -> Array | None:
         return None
 
 
-def _dates(cells: Array, name: str, who: str) -> Floats:
+def _dates(table: Table, column: Column, who: str) -> Floats:
     """Return the parts of dates, (rows, parts); NaN for an empty cell."""
+    cells = np.asarray(table[column.name])
     dates = cells.dtype.kind == "M"
     times = cells.astype("datetime64[s]") if dates else _times(texts(cells).tolist())
     if times is None:
         text = texts(cells).tolist()
-        row = first_row([_times([one]) is None for one in text])
-        raise DataError(
-            f"{who}: column {name!r} is {text[row - 1]!r} in row {row}, not a date such as 2013-01-31"
+        wrong = [_times([one]) is None for one in text]
+        row = first_row(wrong, table)
+        raise cell_error(
+            who, column.name, text[wrong.index(True)], row, "not a date such as 2013-01-31"
         )
     days = times.astype("datetime64[D]")
     months = days.astype("datetime64[M]")
@@ -495,4 +638,4 @@ def _dates(cells: Array, name: str, who: str) -> Floats:
         (days.astype(np.int64) + 3) % 7,  # Monday is 0
         (times - days).astype(np.int64) // 3600,
     ]
-    return np.where(np.isnat(times)[:, None], np.nan, np.stack(parts, 1))
+    return np.where(np.isnat(times)[:, None], np.nan, np.stack(parts[: len(column.parts)], 1))

@@ -5,21 +5,38 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedspan.core import seeds
+from fedspan.core.digest import digest
 from fedspan.core.errors import DataError, SpecError, below_one, one_of, shown
 from fedspan.core.tables import make
 from fedspan.data import columns
-from fedspan.data.columns import Array, Columns, column_of, first_row
-from fedspan.data.schema import Column, Features, Floats, Schema, agreed, numbers, texts, with_scale
+from fedspan.data.columns import Array, Columns, Rows, cell_error, column_of, first_row
+from fedspan.data.schema import (
+    FALSE,
+    TRUE,
+    Column,
+    Features,
+    Floats,
+    Schema,
+    agreed,
+    blanked,
+    describe,
+    numbers,
+    texts,
+    with_scale,
+)
 
 Pair = tuple[Tensor, ...]  # features, targets and, of training rows, weights if there are any
+MOST_COUNTS = 20  # classes whose counts are printed
 
 
 class TableData(dict[str, dict[str, Pair]]):
@@ -46,6 +63,7 @@ class TableData(dict[str, dict[str, Pair]]):
         weight: str | None = None,
         pooled: Columns | None = None,
         schema: Schema | None = None,
+        counts: Sequence[int] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Agree on the features of the clients' training rows, unless there is a schema.
@@ -60,6 +78,7 @@ class TableData(dict[str, dict[str, Pair]]):
             weight: The column with the weights of training rows.
             pooled: Rows of no client that are for tests.
             schema: What clients on several machines have agreed on.
+            counts: How many training rows of each class they have.
             dtype: Of features and of targets that are numbers.
         """
         self.target, self.dtype, self.weight = target, dtype, weight
@@ -80,6 +99,18 @@ class TableData(dict[str, dict[str, Pair]]):
                 together.append(self._pair(tests[who], who, self.schema))
         if pooled is not None:
             together.append(self._pair(pooled, "the test set", self.schema))
+        if counts is None and self.classes:
+            goals = torch.cat([part["train"][1] for part in self.values()])
+            counts = goals.bincount(minlength=len(self.classes)).tolist()
+        notes = []
+        if counts:
+            named = zip(self.classes, counts, strict=True)
+            listed = [f"{name} {count:,}" for name, count in named][:MOST_COUNTS]
+            listed += ["…"] * (len(self.classes) > MOST_COUNTS)
+            notes.append(f"classes: {', '.join(listed)}")
+        if weight is not None:
+            notes.append(f"rows count by their weight {weight!r} in training")
+        self.schema = replace(self.schema, notes=tuple(notes))
         self.test: Pair | None = None
         if together:
             self.test = tuple(map(torch.cat, zip(*together, strict=True)))
@@ -100,13 +131,16 @@ class TableData(dict[str, dict[str, Pair]]):
         who = f"{who}: the target {self.target!r}"
         if not self.classes:
             return x, torch.from_numpy(numbers_of(goal, who)).to(self.dtype)
-        names = class_names(goal, who).tolist()
-        place = {str(name): number for number, name in enumerate(self.classes)}
-        for name in {*names} - place.keys():
+        names = class_names(goal, who)
+        places = places_of(names, self.classes)
+        if (wrong := places < 0).any():
+            row = first_row(wrong, table)
+            told = "which training does not have; remove it"
             raise DataError(
-                f"{who} has the class {name!r}, which training does not have; remove it"
+                f"{who} has the class {str(names[wrong][0])!r} in row {row}, {told}",
+                f"the target has a class in row {row}, {told}",
             )
-        return x, torch.tensor([place[name] for name in names])
+        return x, torch.from_numpy(places)
 
 
 def tables(
@@ -138,12 +172,17 @@ def tables(
         A mapping that `fit` takes as `clients`, with `schema`, `classes`, `width`, `outputs` and `test`.
     """
     below_one("test_share", test_share)
-    found = read_clients(clients, client)
     asked = make(Features, features, "tables")
-    goals = {
-        f"{who}: the target {target!r}": column_of(table, target, who, "`target` names it")
-        for who, table in found.items()
+    check_features(asked.features, target)
+    others = [target, *filter(None, (client, weight))]
+    found = {
+        who: blanked(table, asked.gaps, others[1:])
+        for who, table in read_clients(clients, client).items()
     }
+    goals = {}
+    for who, table in found.items():
+        goals[f"{who}: the target {target!r}"] = column_of(table, target, who, "`target` names it")
+        describe(table, asked, others, who)  # refused here with the row of the table
     if kind is None:
         whole = (
             goal.dtype.kind != "f" or (goal == np.round(goal)).all() for goal in goals.values()
@@ -152,16 +191,19 @@ def tables(
     one_of("kind", kind, ("classes", "numbers"))
     classes = classes_of(goals, kind == "numbers")
     kept, held = {}, {}
-    for number, (who, table) in enumerate(found.items()):
-        train, test = shared_out(np.arange(len(table[target])), test_share, seed, number)
+    for who, table in found.items():
+        train, test = shared_out(np.arange(len(table[target])), test_share, seed, who)
         kept[who], held[who] = rows_of(table, train), rows_of(table, test)
-    others = [target, *filter(None, (client, weight))]
     return TableData(kept, held, target, asked, others, classes=classes, weight=weight)
 
 
-def shared_out(rows: Array, share: float, seed: int, client: int) -> tuple[Array, Array]:
-    """Return a client's rows for training and a share of them for tests; at least one is for training."""
-    rng = np.random.Generator(np.random.PCG64(seeds.key(seed, "test share", client)))
+def shared_out(rows: Array, share: float, seed: int, client: str) -> tuple[Array, Array]:
+    """Return a client's rows for training and a share of them for tests; at least one is for training.
+
+    The seed and the client's name or number decide which: other clients, and their order, change nothing.
+    """
+    number = int(client) if client.isdecimal() else int(digest(client, size=8), 16)
+    rng = np.random.Generator(np.random.PCG64(seeds.key(seed, "test share", number)))
     count = min(round(share * len(rows)), len(rows) - 1)
     drawn = rng.permutation(rows)
     return np.sort(drawn[count:]), np.sort(drawn[:count])
@@ -221,18 +263,81 @@ def as_columns(rows: Any, who: str) -> Columns:
     return found
 
 
+def check_features(given: tuple[str, ...] | None, target: str | None) -> None:
+    """Refuse an empty list of features, a feature named twice, and the target among them."""
+    if given == ():
+        raise SpecError(
+            "`features` is empty; name the columns of inputs, or leave it out to use all columns of numbers"
+        )
+    given = given or ()
+    if twice := [name for name in given if given.count(name) > 1]:
+        raise SpecError(f"`features` names {twice[0]!r} twice; name it once")
+    if target in given:
+        raise SpecError(
+            f"`features` has the target {target!r}, which the model must not see; remove it"
+        )
+
+
 def rows_of(table: Columns, index: Array) -> Columns:
     """Return some rows of a table."""
-    return {name: cells[index] for name, cells in table.items()}
+    found = Rows({name: cells[index] for name, cells in table.items()})
+    found.places = table.places[index] if isinstance(table, Rows) else index
+    return found
 
 
-def union_of_classes(found: Iterable[Iterable[str]]) -> list[Any]:
-    """Return the classes of several clients, sorted: names, or whole numbers."""
-    names = {name for one in found for name in one}
+def union_of_classes(found: Mapping[str, Iterable[str]]) -> list[Any]:
+    """Return the classes of several clients, sorted: names, or whole numbers.
+
+    Several spellings of yes and no, such as 1 and yes, are one class, as in a column of features.
+    """
+    own = {who: {*names} for who, names in found.items()}
+    names = {name for one in own.values() for name in one}
+    said_yes = {_is_yes(name) for name in names}
+    if None in said_yes:
+        _check_spelling(own)
+    elif len(said_yes) < len(names):
+        names = {"yes" if one else "no" for one in said_yes}
     if len(names) < 2:
         raise DataError(f"`target` has one class only, {min(names, default='')!r}")
     whole = all(re.fullmatch("0|-?[1-9][0-9]*", name) for name in names)
     return sorted(map(int, names)) if whole else sorted(names)
+
+
+def _is_yes(name: str) -> bool | None:
+    """Return whether a class is a yes or a no; None if it is neither."""
+    return None if name.lower() not in (*TRUE, *FALSE) else name.lower() in TRUE
+
+
+def _check_spelling(own: Mapping[str, set[str]]) -> None:
+    """Refuse clients that seem to spell classes in their own way.
+
+    They have no class in common with any other client, not even by way of third ones, or are the only one with more
+    than yes and no.
+    """
+    first, *rest = own
+    joined = set(own[first])
+    while near := [who for who in rest if joined & own[who]]:
+        joined = joined.union(*(own[who] for who in near))
+        rest = [who for who in rest if who not in near]
+    odd = [who for who in own if any(_is_yes(name) is None for name in own[who])]
+    if not rest and len(odd) == 1 < len(own):
+        more = [name for name in own[odd[0]] if _is_yes(name) is None]
+        if not all(name.isdecimal() for name in more):  # such as 2 beside 0 and 1
+            rest, first = odd, next(who for who in own if who not in odd)
+    if rest:
+        a, b = (", ".join(map(repr, sorted(own[who])[:MOST_COUNTS])) for who in (first, rest[0]))
+        raise DataError(
+            f"{first} has the classes {a}, and {rest[0]} has {b}; write them alike, and drop rows without a class"
+        )
+
+
+def places_of(names: Array, classes: Sequence[Any]) -> npt.NDArray[np.int64]:
+    """Return the numbers of classes, which may be spelled in another way if they are yes and no; -1 for another."""
+    place = {str(name): number for number, name in enumerate(classes)}
+    said = {_is_yes(name): number for name, number in place.items()}
+    if len(said) == len(place) == 2 and None not in said:
+        place = {name: said.get(_is_yes(name), -1) for name in names.tolist()}
+    return np.array([place.get(name, -1) for name in names.tolist()], np.int64)
 
 
 def classes_of(goals: Mapping[str, Array], are_numbers: bool) -> list[Any]:
@@ -241,7 +346,7 @@ def classes_of(goals: Mapping[str, Array], are_numbers: bool) -> list[Any]:
         for who, goal in goals.items():
             numbers_of(goal, who)
         return []
-    return union_of_classes({*class_names(goal, who).tolist()} for who, goal in goals.items())
+    return union_of_classes({who: class_names(goal, who).tolist() for who, goal in goals.items()})
 
 
 def class_names(goal: Array, who: str) -> Array:
@@ -273,8 +378,10 @@ def numbers_of(goal: Array, who: str) -> Floats:
     try:
         found = goal.reshape(len(goal), -1).astype(np.float64)
     except (TypeError, ValueError):
+        remedy = "not numbers; name another column, or predict classes"
         raise DataError(
-            f"{who} is text ({str(goal.flat[0])!r} in row 1), not numbers; name another column, or predict classes"
+            f"{who} is text ({str(goal.flat[0])!r} in row 1), {remedy}",
+            f"the target is text, {remedy}",
         ) from None
     if not np.isfinite(found).all():
         row = first_row(~np.isfinite(found).all(1))
@@ -284,13 +391,17 @@ def numbers_of(goal: Array, who: str) -> Floats:
 
 def _weights(table: Columns, weight: str, who: str) -> Array:
     """Return the weights of rows."""
-    cells = column_of(table, weight, who, "`weight` names it")
-    found = numbers(cells, Column(weight, "number"), who)[:, 0]
-    good = np.isfinite(found) & (found >= 0)
-    if not good.all():
-        row = first_row(~good)
-        raise DataError(
-            f"{who}: the weight in row {row} is {found[row - 1]:g}; weights are numbers of at least 0"
+    column_of(table, weight, who, "`weight` names it")
+    found = numbers(table, Column(weight, "number"), who)[:, 0]
+    wrong = ~(found >= 0)
+    if wrong.any():
+        cell, row = found[np.argmax(wrong)], first_row(wrong, table)
+        raise cell_error(
+            who,
+            weight,
+            f"{cell:g}",
+            row,
+            "not a weight, which is a number of at least 0",
         )
     if not found.any():
         raise DataError(f"{who}: all weights {weight!r} are 0; leave the client out")

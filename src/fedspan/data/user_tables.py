@@ -25,11 +25,13 @@ from fedspan.data.datasets import Split
 from fedspan.data.partitions.classes import Classes
 from fedspan.data.partitions.dirichlet import Dirichlet
 from fedspan.data.partitions.natural import Natural
-from fedspan.data.schema import Features
+from fedspan.data.schema import Features, blanked
 from fedspan.data.schema import describe as describe_columns
 from fedspan.data.table_data import (
     TableData,
     check_classes,
+    check_features,
+    class_names,
     classes_of,
     files_of,
     filled,
@@ -61,6 +63,7 @@ class OwnData(Features):
     client: str | None = None  # column that says whose a row is, for the partition `natural`
     weight: str | None = None  # column with the weights of rows in training
     own_file: str | None = None  # of a client on its own machine: the file with its rows
+    own_name: str | None = None  # and its name, if it has one
     test_path: str | None = None  # file or directory of the test set
     test_column: str | None = None  # column that says "train" or "test", or 0 or 1 for test
     test_share: float | None = None  # of each client's rows; 0.2 by default, 0: no test set
@@ -82,7 +85,7 @@ class OwnData(Features):
             at_most("image_size", self.image_size, MOST_PIXELS)
         if self.features is not None:
             object.__setattr__(self, "features", items("features", self.features))
-            _check_features(self.features, self.target)
+            check_features(self.features, self.target)
         if not self.tabular and self.standardize == "client":
             raise SpecError('`standardize` "client" is for tables; use "pooled" or "none"')
         if not self.tabular and self.weight is not None:
@@ -97,7 +100,7 @@ class OwnData(Features):
     def decisions(self) -> dict[str, Any]:
         """What decides the numbers: a hash of the files in place of their paths."""
         given = describe(self, changed=True) | {"digest": self.digest()}
-        return {key: value for key, value in given.items() if key not in PATHS}
+        return {key: value for key, value in given.items() if key not in (*PATHS, "own_name")}
 
     def digest(self) -> str:
         """A hash of the files, by which changed data is noticed."""
@@ -140,6 +143,7 @@ class OwnData(Features):
                 "`task.data.path` names a file for each client; leave out `partition` and `client`"
             )
         goals, owners, marks = {}, [], []
+        files = {name: blanked(found, self.gaps, self.others[1:]) for name, found in files.items()}
         for name, found in files.items():
             path = Path(name or self.path)
             # refused here with the row of the file
@@ -162,7 +166,7 @@ class OwnData(Features):
 
         pooled = taken("", rest) if len(rest) and "" in files else None
         if self.test_path is not None:
-            pooled = columns.read(Path(self.test_path))
+            pooled = blanked(columns.read(Path(self.test_path)), self.gaps, self.others[1:])
         return TableData(
             {name: taken(name, part) for name, part in zip(who, parts, strict=True)},
             {name: taken(name, part) for name, part in zip(who, held, strict=True) if len(part)},
@@ -199,23 +203,26 @@ class OwnData(Features):
             marked = np.isin(words, ("test", "true", "1", "1.0"))
             wrong = ~marked & ~np.isin(words, ("train", "training", "false", "0", "0.0"))
             if wrong.any():
-                row = first_row(wrong)
+                row, remedy = first_row(wrong), "write 'train' or 'test', or 0 and 1 for test"
                 raise DataError(
-                    f"`task.data.test_column`: {self.test_column!r} is {str(marks[row - 1])!r} in row {row}; write "
-                    "'train' or 'test', or 0 and 1 for test"
+                    f"`task.data.test_column`: {self.test_column!r} is {str(marks[row - 1])!r} in row {row}; {remedy}",
+                    f"`task.data.test_column`: {self.test_column!r} is neither in row {row}; {remedy}",
                 )
         return goal, owner, marked
 
-    def own_rows(self, client: int, seed: int) -> tuple[Columns, Columns]:
+    def own_rows(self, client: int, seed: int, kind: Kind = "classes") -> tuple[Columns, Columns]:
         """Return the rows of a client on its own machine, for training and for tests."""
         if self.own_file is None:
             raise SpecError(
                 "the node's config needs data, the file with this client's rows: data=\"/srv/ward.csv\""
             )
-        found = columns.read(Path(self.own_file))
+        found = blanked(columns.read(Path(self.own_file)), self.gaps, self.others[1:])
         describe_columns(found, self, self.others, repr(self.own_file))
         goal, _, marked = self.said(found, Path(self.own_file))
-        train, test = self._shared(np.arange(len(goal)), marked, seed, client)
+        check = numbers_of if kind == "numbers" else class_names
+        check(goal, TARGET)  # refused here with the row of the file
+        name = self.own_name or str(client)
+        train, test = self._shared(np.arange(len(goal)), marked, seed, name)
         return rows_of(found, train), rows_of(found, test)
 
     @property
@@ -223,7 +230,7 @@ class OwnData(Features):
         """The columns that are no features."""
         return [self.target or "y", *filter(None, (self.client, self.test_column, self.weight))]
 
-    def _shared(self, rows: Indices, marked: Any, seed: int, client: int) -> tuple[Array, Array]:
+    def _shared(self, rows: Indices, marked: Any, seed: int, client: str) -> tuple[Array, Array]:
         """Return a client's rows for training and for tests: those that are marked, or a share."""
         if marked is not None:
             return rows[~marked[rows]], rows[marked[rows]]
@@ -258,7 +265,10 @@ class OwnData(Features):
         names = [str(whose[part[0]] if natural else i) for i, part in enumerate(parts)]
         held = [rest[whose[rest] == name] if natural else rest[:0] for name in names]
         if marked is None:
-            both = [self._shared(part, None, seed, client) for client, part in enumerate(parts)]
+            both = [
+                self._shared(part, None, seed, name)
+                for name, part in zip(names, parts, strict=True)
+            ]
             parts, held = [train for train, _ in both], [test for _, test in both]
         return parts, held, np.setdiff1d(rest, np.concatenate(held)), names
 
@@ -345,8 +355,7 @@ def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind)
     """The inputs: images that a column lists, one column of texts, or columns of numbers side by side."""
     if own.images is not None:
         return columns.images(_listed(found, own.images, path), own.image_size)
-    if own.features is not None:
-        _check_features(own.features, target)
+    check_features(own.features, target)
     if kind == "texts":
         name, *more = own.features or ("text",)
         if more:
@@ -379,20 +388,6 @@ def _features(found: Columns, own: OwnData, target: str, path: Path, kind: Kind)
             f"`task.data.features` do not fit together in {str(path)!r}: {shapes}; name those to use"
         )
     return np.concatenate(checked, 1)
-
-
-def _check_features(given: tuple[str, ...], target: str | None) -> None:
-    """Refuses an empty list of features, a feature named twice, and the target among them."""
-    if not given:
-        raise SpecError(
-            "`features` is empty; name the columns of inputs, or leave it out to use all columns of numbers"
-        )
-    if twice := [name for name in given if given.count(name) > 1]:
-        raise SpecError(f"`features` names {twice[0]!r} twice; name it once")
-    if target in given:
-        raise SpecError(
-            f"`features` has the target {target!r}, which the model must not see; remove it"
-        )
 
 
 def _column(found: Columns, name: str, key: str, path: Path) -> Array:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.files import write_atomic
-from fedspan.data.schema import Schema
+from fedspan.data.columns import column_of, is_number
+from fedspan.data.schema import Schema, gaps_of
 from fedspan.data.table_data import as_columns
 from fedspan.nn.batches import placed
 from fedspan.nn.client_data import as_tensor
@@ -93,12 +94,9 @@ class Predictor:
                     "the model was trained on tables; give a DataFrame, a dictionary of columns, a list of "
                     f"dictionaries or a file, got {shown(rows)}"
                 )
-            for name, new in self.schema.unknown(table).items():
-                listed = ", ".join(map(repr, new[:5])) + (", …" if len(new) > 5 else "")
-                warnings.warn(
-                    f"column {name!r} has categories that training did not have: {listed}",
-                    stacklevel=2,  # one place for all calls, so that Python shows the same text once
-                )
+            for line in self.schema.news(table, who):
+                # one place for all calls, so that Python shows the same text once
+                warnings.warn(line, stacklevel=2)
             return torch.from_numpy((own or self.schema).features(table, who)).to(dtype)
         if table is not None:
             names = self.columns or [*table]
@@ -180,14 +178,28 @@ class Predictor:
         p = self.predict_proba(rows, client)
         return (p > 0.5).astype(np.int64) if self.kind == "labels" else self.classes_[p.argmax(1)]
 
-    def write(self, rows: Any, out: Path, client: str | None = None) -> int:
-        """Write a CSV file with a line per row: the prediction, and the probability of each class."""
+    def write(
+        self, rows: Any, out: Path, client: str | None = None, keep: str | None = None
+    ) -> int:
+        """Write a CSV file with a line per row: the prediction, and the probability of each class.
+
+        Args:
+            rows: See `predict`.
+            out: The file.
+            client: See `predict`.
+            keep: A column of the table to write before the prediction, such as an id.
+        """
         names, parts = ["prediction"], [self.predict(rows, client)]
         if self.kind != "numbers":
             names += [f"probability of {name}" for name in self.classes_.tolist()]
             parts += list(self.predict_proba(rows, client).T)
         elif parts[0].ndim == 2:
             names, parts = [f"prediction {n}" for n in range(parts[0].shape[1])], list(parts[0].T)
+        if keep is not None:
+            names.insert(0, keep)
+            parts.insert(
+                0, column_of(as_columns(rows, "the table"), keep, "the table", "`keep` names it")
+            )
         text = io.StringIO()
         lines = zip(*(part.tolist() for part in parts), strict=True)
         csv.writer(text, lineterminator="\n").writerows([names, *lines])
@@ -238,12 +250,13 @@ class Pipeline(nn.Module):
                 gap = column.categories.index("") if "" in column.categories else -1
                 x = torch.where(torch.isnan(x), gap, x)
                 places = torch.arange(len(column.categories), device=x.device)
-                yield x + 1 if self.schema.encode == "index" else (x == places).to(x.dtype)
+                yield (x == places).to(x.dtype)
                 continue
-            empty, number = torch.isnan(x), column.kind == "number"
-            filler = column.mean[0] if number else 0.0
+            gaps = [float(gap) for gap in gaps_of(self.schema.gaps, column.name) if is_number(gap)]
+            empty = torch.isnan(x) | torch.isin(x, x.new_tensor(gaps))
+            filler = column.mean[0] if column.mean else 0.0
             mean, deviation = 0.0, 1.0
-            if number and self.schema.standardize != "none":
+            if column.kind == "number" and self.schema.standardize != "none":
                 mean, deviation = filler, column.deviation[0]
             yield (torch.where(empty, filler, x) - mean) / deviation
             if column.gaps:

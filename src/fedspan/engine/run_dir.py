@@ -39,7 +39,7 @@ from fedspan.core.layout import all_finite
 from fedspan.core.metric import column_of
 from fedspan.core.signals import sigterm_again
 from fedspan.core.spec import Spec, flat
-from fedspan.core.terminal import log
+from fedspan.core.terminal import log, report
 from fedspan.core.wire import check_weights
 from fedspan.engine import history, provenance
 from fedspan.engine.audit import line_of_rounds
@@ -428,6 +428,11 @@ def _ended(out: Path, loop: Loop, spec: Spec, *, retry: bool) -> Result | None:
         for number, folder in enumerate(seed_dirs(out, loop.seeds)):
             weights = found.weights[number] if number < len(found.weights) else {}
             check_weights(weights, loop.state_dict(number), repr(str(folder / MODEL)))
+        if not finished:
+            report(
+                f"nothing was run: the run in {str(out)!r} has ended ({found.status}) and has no checkpoint to go on "
+                "from; choose another `run_dir` to run it again"
+            )
         return found
     if not (out / CHECKPOINT).exists():
         why = "; with `privacy` its secret key was deleted" if loop.chain.noise is not None else ""

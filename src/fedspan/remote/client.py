@@ -42,6 +42,7 @@ from fedspan.remote.messages import (
 from fedspan.remote.sites import (
     AGREED,
     TEXT,
+    UNFIT,
     check_agreeing,
     from_text,
     own_evaluation,
@@ -280,10 +281,7 @@ def answer_before(
             numbers = to_limbs(spec.task.sums(client, spec.seed, asked))
         except DataError as error:
             log.error("fedspan refuses sums: %s", one_line(error))
-            raise ProtocolError(
-                "the table does not fit the question, or its numbers are too large or too small to add up; the log of "
-                "this client says where"  # and no message: it may quote a cell
-            ) from None
+            raise ProtocolError(UNFIT) from None
     return _in_session(state_file, message, member, numbers)
 
 

@@ -39,10 +39,21 @@ TEXT, MODEL, AGREED = "text", "x", "agreed"
 MOST = 1 << 23  # bytes of an answer
 RETRY = 1.0  # seconds between two attempts to reach clients that have not answered
 LATE = "no reply in time"
+UNFIT = (  # no message: it may quote a cell
+    "the table does not fit the question, or its numbers are too large or too small to add up; the log of this client "
+    "says where"
+)
 # the forms of answers
 TABLES = {"facts": dict[str, dict[str, Any]], "classes": list[str], "others": list[str]}
-COLUMN: Form = {"type": str, "texts": list[str] | None}
-TYPES = ("number", "date", "empty", "boolean", "text", "array")
+COLUMN: Form = {
+    "type": str,
+    "texts": list[str] | None,
+    "range": list[float],
+    "values": list[float],
+    "row": int,
+    "cell": str,
+}
+TYPES = ("number", "date", "time", "empty", "boolean", "text", "array", "ignored")
 EVALUATION = {
     "data": str, "examples": int, "metrics": dict[str, float | None], "summaries": dict[str, list[float]],
 }  # fmt: skip
@@ -80,6 +91,9 @@ def answers(
         try:
             if isinstance(reply, DroppedError):
                 raise reply
+            if reply.status == "refused":
+                missing[client] = Event("refused", client, one_line(reply.reason))
+                continue
             if reply.status != "ok":
                 raise ProtocolError(f"{reply.status}: {reply.reason}")
             value = reply.arrays if good is None else from_text(reply.arrays.get(TEXT))
@@ -130,6 +144,15 @@ def gather(
     def until_all(question: str, attempt: Callable[[], dict[int, Event]]) -> None:
         began = time.monotonic()
         while missing := attempt():
+            for client, event in missing.items():
+                # a session of secure sums that was lost is begun again
+                if event.kind == "refused" and (
+                    question == DESCRIBE or not secure or event.text == UNFIT
+                ):
+                    raise ResumableError(
+                        f"{client_name(client, names)} refuses {question!r}: {event.text}; correct it there, and start "
+                        "the run again"
+                    )
             if time.monotonic() - began > patience:
                 client, why = next(iter(missing.items()))
                 raise ResumableError(
@@ -206,8 +229,9 @@ def gather(
     if asked is None:
         return agreed
     found = [one["classes"] for one in first]
-    classes = union_of_classes(found) if any(found) else []
-    told = {client_name(i, names): one["facts"] for i, one in enumerate(first)}
+    called = [client_name(client, names) for client in range(len(names))]
+    classes = union_of_classes(dict(zip(called, found, strict=True))) if any(found) else []
+    told = {who: one["facts"] for who, one in zip(called, first, strict=True)}
     columns = shared(told, asked)
     tallies = len(columns) * len(TALLIED)
     question = {"columns": columns, "classes": [*map(str, classes)]}

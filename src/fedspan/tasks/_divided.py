@@ -18,8 +18,8 @@ from fedspan.core.task import Holdings
 from fedspan.data import columns
 from fedspan.data.datasets import Split, Splits, first_examples
 from fedspan.data.partitions.natural import Natural
-from fedspan.data.schema import Schema, describe, sums, tally, texts
-from fedspan.data.table_data import TableData, is_pattern
+from fedspan.data.schema import Schema, blanked, describe, sums, tally, texts
+from fedspan.data.table_data import TableData, is_pattern, places_of
 from fedspan.data.user_tables import Division, Kind, OwnData
 from fedspan.nn.batches import Clients
 from fedspan.nn.client_data import narrowed
@@ -83,15 +83,18 @@ class DividedTask(ModuleTask):
         if self.of_sites is None:
             return super().describe(client, seeds, settings)
         data, (seed,) = self.data, seeds
-        train, test = data.own_rows(client, self._seed(seed))
+        train, test = data.own_rows(client, self._seed(seed), self.kind)
         goal = data.others[0]
         classes: list[str] = []
         if self.kind == "classes":
             classes = sorted({*texts(train[goal]).tolist(), *texts(test[goal]).tolist()})
         counts = settings.participation.weights == "examples" or settings.training.per_client
+        facts = describe(train, data, data.others, f"client {client}")
+        for fact in facts.values():  # no cell leaves, and with secure sums no number
+            fact |= {"cell": ""} | ({"range": [], "values": []} if settings.secure else {})
         return {
             "examples": len(train[goal]) if counts else 1,
-            "facts": describe(train, data, data.others, f"client {client}"),
+            "facts": facts,
             "classes": classes,
             "others": data.others,
         }
@@ -99,14 +102,14 @@ class DividedTask(ModuleTask):
     def sums(self, client: int, seed: int, asked: Mapping[str, Any]) -> list[float]:
         """A client's counts of the cells of columns and of classes, or its sums of the numbers of a schema."""
         data, who = self.data, f"client {client}"
-        train, _ = data.own_rows(client, self._seed(seed))
+        train, _ = data.own_rows(client, self._seed(seed), self.kind)
         found: list[float]
         if "schema" in asked:
             found = sums(Schema.of(asked["schema"]), train, who, bool(asked["about"])).tolist()
             return found
-        goal = texts(train[data.others[0]])
+        places = places_of(texts(train[data.others[0]]), asked["classes"])
         found = tally(train, asked["columns"], data, who).tolist()
-        return found + [float((goal == name).sum()) for name in asked["classes"]]
+        return found + [float((places == place).sum()) for place in range(len(asked["classes"]))]
 
     def _seed(self, seed: int) -> int:
         return seed if self.data_seed is None else self.data_seed
@@ -174,9 +177,9 @@ class NetworkTask(DividedTask):
         train, test, pooled = dict[str, Any](), dict[str, Any](), None
         if client is not None:
             name = f"client {client}"
-            train[name], test[name] = own.own_rows(client, self._seed(seed))
+            train[name], test[name] = own.own_rows(client, self._seed(seed), self.kind)
         elif own.test_path is not None:
-            pooled = columns.read(Path(own.test_path))
+            pooled = blanked(columns.read(Path(own.test_path)), own.gaps, own.others[1:])
         data = TableData(
             train,
             test,
@@ -186,6 +189,7 @@ class NetworkTask(DividedTask):
             classes=agreed["classes"],
             weight=own.weight,
             schema=Schema.of(agreed["schema"]),
+            counts=agreed.get("counts") or [],
             dtype=dtype,
         )
         here = [] if client is None else [client]

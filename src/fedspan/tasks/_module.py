@@ -222,7 +222,14 @@ class Material:
         }
         if tables is not None:
             own = {who: schema.table() for who, schema in tables.own.items()}
-            found |= {"schema": tables.schema.table(), "classes": tables.classes, "own": own}
+            asked, schema = self.settings.training, tables.schema
+            for weights in (asked.class_weights, asked.pos_weight):
+                if weights is not None:
+                    said = (
+                        f"classes are weighted in training ({weights}), which shifts probabilities"
+                    )
+                    schema = replace(schema, notes=(*schema.notes, said))
+            found |= {"schema": schema.table(), "classes": tables.classes, "own": own}
             if known is None:  # of a server, which has no data to look at
                 found["kind"] = "classes" if tables.classes else "numbers"
         return found

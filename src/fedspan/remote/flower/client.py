@@ -14,12 +14,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedspan.core.config import Participation
 from fedspan.core.digest import digest, digest_of_arrays
-from fedspan.core.errors import FedspanError, ProtocolError, SpecError, one_line
+from fedspan.core.errors import DataError, FedspanError, ProtocolError, SpecError, one_line
 from fedspan.core.files import write_atomic
 from fedspan.core.objective import Problem, steps_of
 from fedspan.core.privacy import Privacy
 from fedspan.core.round import Terms
 from fedspan.core.spec import Spec, read_toml, with_changes
+from fedspan.core.terminal import log
 from fedspan.remote.client import RemoteClient, StateFile, answer_before
 from fedspan.remote.flower.permissions import check_floor, permitted, privacy_of
 from fedspan.remote.flower.records import (
@@ -69,10 +70,15 @@ def identify(context: Context) -> RecordDict:
 
 def reply_to(message: Message, context: Context, app: App) -> RecordDict:
     """The reply to a message; any error on this side becomes a refusal with its reason."""
-    reply = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, "")
+    reply, asked = RoundMessage("refused", UNKNOWN, UNKNOWN, UNKNOWN, ""), None
     try:
         config, client = RunConfig.read(context.run_config), client_of(context)
-        own = module_of(context), text_in(context, "privacy"), text_in(context, "data")
+        own = (
+            module_of(context),
+            text_in(context, "privacy"),
+            text_in(context, "data"),
+            named(context),
+        )
         asked = RoundMessage.read(dict(message.content.config_records[HEADER]), {})
         reply = replace(reply, t=asked.t, client=client, accepted=asked.accepted, mark=asked.mark)
         node = context.node_config
@@ -108,7 +114,17 @@ def reply_to(message: Message, context: Context, app: App) -> RecordDict:
         return write_message(client_end.reply(asked))
     except Exception as error:  # a hostile download is refused like any other that cannot be read
         status = "lost" if isinstance(error, DroppedError) else "refused"
-        return write_message(replace(reply, status=status, reason=one_line(error)))
+        reason = one_line(error)
+        if asked is not None and asked.t == BEFORE:  # about a table: no cell and no path may leave
+            log.error("fedspan refuses %r: %s", asked.status, reason)
+            told = error.told if isinstance(error, DataError) else str(error)
+            known = isinstance(error, FedspanError)
+            reason = one_line(told) if known else type(error).__name__
+            path = text_in(context, "data")
+            for text in filter(None, (path, str(Path(path).expanduser()) if path else "")):
+                reason = reason.replace(repr(text), "its file").replace(text, "its file")
+            reason += "" if known and told == str(error) else "; the log of this client says more"
+        return write_message(replace(reply, status=status, reason=reason))
 
 
 @functools.lru_cache(maxsize=4)  # for all messages that one process replies to
@@ -118,6 +134,7 @@ def prepare(
     module: str = "",
     privacy: str = "",
     data: str = "",
+    name: str = "",
     client: int | None = None,
     agreed: str = "",
 ) -> tuple[Spec, Any]:
@@ -129,6 +146,7 @@ def prepare(
         module: The module of the node's config; "" if it names none.
         privacy: The floor of the node's config; "" if it has none.
         data: The file with this client's rows, from the node's config; "" if it names none.
+        name: The client's name in the node's config; "" if it has none.
         client: Its number; without it there is no problem.
         agreed: What the clients agreed on before round 0; "" if it is not known.
     """
@@ -140,7 +158,7 @@ def prepare(
         spec = Spec.from_table(permitted(own, with_changes(own, changes), module))
     sites = spec.task.of_sites
     if data and sites is not None:
-        own_file = replace(sites, own_file=str(Path(data).expanduser()))
+        own_file = replace(sites, own_file=str(Path(data).expanduser()), own_name=name or None)
         spec = replace(spec, task=replace(cast(Any, spec.task), data=own_file))
     if privacy:
         check_floor(spec, privacy_of(privacy), None)
@@ -203,7 +221,12 @@ def _start_of(problem: Problem) -> str:
 
 def name_of(context: Context) -> str:
     """The permanent name of a client, which is that of its state file."""
-    return str(context.node_config.get("client-id", f"client-{client_of(context)}"))
+    return named(context) or f"client-{client_of(context)}"
+
+
+def named(context: Context) -> str:
+    """The name that a node's config gives the client; "" if it has none."""
+    return str(context.node_config.get("client-id", ""))
 
 
 def client_of(context: Context) -> int:

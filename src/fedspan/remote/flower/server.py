@@ -22,6 +22,7 @@ from fedspan.core.json_log import read_table, write_table
 from fedspan.core.method import DETAILS
 from fedspan.core.objective import steps_of
 from fedspan.core.spec import Spec
+from fedspan.data.schema import lines_of
 from fedspan.engine.loop import Loop, Row
 from fedspan.engine.per_client import Recorder
 from fedspan.engine.result import Result
@@ -226,7 +227,9 @@ class RunLog(Callback):
     agreed: dict[str, Any]
 
     def on_run_start(self, run: Loop) -> None:
-        """Continue the roster of an interrupted run, and keep what the clients agreed on."""
+        """Continue the roster of an interrupted run, and keep and log what the clients agreed on."""
+        for line in lines_of(run.problem.usage):
+            log.info("fedspan %s", line)
         if self.agreed and run.run_dir is not None:
             write_table(run.run_dir / AGREED_FILE, self.agreed)
         if self.channel.roster is not None:  # also if it is decided later whether clients are bound
