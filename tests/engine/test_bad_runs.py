@@ -347,6 +347,7 @@ HISTORIES: list[list[Any]] = [
         [{"spec": SPEC}, {name: one for name, one in ROW.items() if name != key}]
         for key in ("round", "up_bytes", "down_bytes", "seconds")
     ),
+    [{"spec": SPEC | {"deep": functools.reduce(lambda inner, _: [inner], range(90), [])}}],
     [{"spec": SPEC}, ROW | {"events": 3}],
     [{"spec": SPEC}, ROW, ROW],
     [{"spec": SPEC}, ROW | {"round": 3}, ROW | {"round": 2}],
