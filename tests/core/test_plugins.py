@@ -53,6 +53,7 @@ MISTAKES = {
         "x = 1\n",
         "registers nothing: it has no class that derives from one of Method, Projector",
     ),
+    "command": ("def command() -> None: ...\n", "registers nothing: a plugin cannot add a command"),
     "syntax": ("def f(:\n", " in line 1 of mine.py: SyntaxError: invalid syntax"),
     "import": (
         "import fedspan\nimport nowhere_to_be_found\n",

@@ -95,6 +95,9 @@ with (place / "run" / "spec.toml").open("rb") as reader:  # as another program m
     files.write_atomic(place / "run" / "spec.toml", b"new")
 found["replaced"] = (place / "run" / "spec.toml").read_bytes().decode()
 
+big = {"task": {"name": "regression", "dim": 10**5}, "rounds": 1, "method": {"name": "fedavg", "lr": 0.1}}
+found["memory"] = refused(SpecError, lambda: fedspan.run(big, progress=False))
+
 class Fails(fedspan.Callback):
     def on_evaluate(self, run, row):
         run.transport.save()  # the states are on disk now
@@ -184,6 +187,7 @@ def test_a_run_directory_keeps_its_promises(tmp_path: Path) -> None:
         assert sum(one.startswith(words) for one in found["said"]) == 1
     assert found["pool is loop"]
     if os.name == "posix":
+        assert "the machine has 4 GB" in found["memory"]
         assert found["link"].startswith("cannot write")
         assert found["victim"] == "untouched"
 

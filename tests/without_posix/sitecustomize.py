@@ -45,7 +45,12 @@ def locking(file: int, mode: int, size: int) -> None:
         raise PermissionError(13, "Permission denied") from error
 
 
-kernel32 = types.SimpleNamespace(DeviceIoControl=lambda *_: 1)
+def memory(status: object) -> int:
+    status._obj[1] = 4 << 30
+    return 1
+
+
+kernel32 = types.SimpleNamespace(GlobalMemoryStatusEx=memory, DeviceIoControl=lambda *_: 1)
 ctypes.windll = types.SimpleNamespace(kernel32=kernel32)
 sys.modules["fcntl"] = None
 sys.modules["msvcrt"] = types.ModuleType("msvcrt")

@@ -149,5 +149,7 @@ def _remedy(module: ModuleType) -> str:
         own = registry.kind_of(cls) and cls.__module__ == module.__name__
         if own and not inspect.isabstract(cls):
             return f"put @fedspan.register above the class {cls.__name__}"
+    if callable(getattr(module, "command", None)):
+        return "a plugin cannot add a command; commands are files in fedspan/cli"
     bases = ", ".join(base.__name__ for base in registry.KINDS.values())
     return f"it has no class that derives from one of {bases}"

@@ -14,6 +14,7 @@ import importlib
 import io
 import multiprocessing
 import os
+import sys
 import threading
 import time
 import warnings
@@ -143,6 +144,17 @@ def locked(folder: Path) -> Iterator[None]:
         if beside is not None:
             with contextlib.suppress(OSError):  # another process has it now
                 beside.unlink()
+
+
+def memory() -> int:
+    """Bytes of memory of the machine."""
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # MEMORYSTATUSEX: begins with its own size; next is the machine's memory
+    status = (ctypes.c_ulonglong * 8)(64)
+    kernel32 = getattr(ctypes, "windll").kernel32  # noqa: B009 (known to type checkers on Windows alone)
+    kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+    return int(status[1]) or sys.maxsize
 
 
 def release_memory() -> None:

@@ -26,6 +26,7 @@ from fedspan.core import seeds
 from fedspan.core.config import Projection, Settings, Training
 from fedspan.core.errors import DataError, SpecError, at_least, not_negative
 from fedspan.core.layout import Block, Layout, Vector
+from fedspan.core.memory_limit import check_memory
 from fedspan.core.objective import Direction, Objective, Plus, Problem
 from fedspan.core.projector import LinearMap
 from fedspan.core.registry import register
@@ -75,7 +76,7 @@ class Regression(Task):
         if self.data is not None:
             data = [_load(Path(self.data))] * len(seeds)
         else:
-            data = [self._make(seed) for seed in seeds]
+            data = [self._make(seed, len(seeds)) for seed in seeds]
         return RegressionProblem(data, seeds, self.reg, settings)
 
     def fingerprint(self) -> dict[str, str]:
@@ -87,11 +88,16 @@ class Regression(Task):
         if self.data is not None:
             rows = _load(Path(self.data))[2]
         else:
+            check_memory(100 * self.clients, "make `clients` of the task smaller")
             rows = np.full(self.clients, self.samples)
         return Holdings(rows[:, None], [str(number) for number in range(len(rows))])
 
-    def _make(self, seed: int) -> Data:
+    def _make(self, seed: int, runs: int) -> Data:
         n_clients, n, d, m = self.clients, self.samples, self.dim, self.outputs
+        # [A B] in two precisions, the clients' own X_true, and H
+        numbers = 2 * n_clients * n * (d + m) + n_clients * d * m + 2 * d * d
+        remedy = "make `clients`, `samples`, `dim` or `outputs` of the task smaller"
+        check_memory(8 * runs * numbers, remedy)
 
         def normal(purpose: str, *shape: int) -> Floats:
             own = seed if self.data_seed is None else self.data_seed
@@ -136,6 +142,9 @@ class RegressionProblem(Problem):
     ) -> None:
         batch, dtype = settings.batch_size, settings.torch_dtype
         (self.clients, self.samples, self.d), self.m = data[0][0].shape, data[0][1].shape[2]
+        if batch != "full":  # drawn with replacement, so that it may exceed the rows of a client
+            needed = 8 * len(of_runs) * batch * (self.d + self.m)
+            check_memory(needed, f"make `batch_size` {batch} smaller")
         self.seeds, self.batch, self.reg = of_runs, batch, reg
         # mini-batches of several rounds
         self.ahead: tuple[object, tuple[Tensor, ...]] | None = None
