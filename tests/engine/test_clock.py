@@ -152,6 +152,15 @@ def test_a_server_waits_until_the_day_begins(tmp_path: Path) -> None:
     assert (clock.present(9) == first).all()
 
 
+def test_a_trace_says_who_is_there_and_starts_again(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("client,from,to\n2,0,1\n4,0.5,2\n5,3,4\n")
+    clock = Clock(Federation(available=str(tmp_path / "trace.csv")), N, 1, 5)
+    for hours, ids in ((0.0, [2]), (0.7, [2, 4]), (1.5, [4]), (3.0, [5]), (4.2, [2]), (10.0, [5])):
+        clock.hours = hours
+        assert np.flatnonzero(clock.present(0)).tolist() == ids
+        assert clock.hours == pytest.approx(hours if hours < 10 else 11, abs=0.02)
+
+
 @pytest.mark.parametrize("preset", ["hospitals", "phones"])
 def test_a_resumed_run_has_the_same_hours(tmp_path: Path, preset: str) -> None:
     how: dict[str, Any] = {"method": {"name": "ssf", "rank": 4, "lr": 0.02, "local_steps": 3}}
@@ -179,7 +188,7 @@ def test_a_changed_file_of_links_is_not_resumed(tmp_path: Path, links: dict[str,
         ({"latency": -1.0}, "`federation.latency` must be a number of at least 0"),
         ({"up_mbit": {"low": 5.0, "high": 1.0}}, "`federation.up_mbit` has a high of 1 below its low"),
         ({"up_mbit": {"low": 5.0}}, "`federation.up_mbit` must be a table of high, low"),
-        ({"available": 1.5}, "`federation.available` must be above 0 and at most 1"),
+        ({"available": 1.5}, "`federation.available` must be a probability"),
         ({"available": {"start": 3.0}}, "`federation.available` must be a table of hours, start"),
         ({"up_mbit": "no.csv"}, "`federation.up_mbit`: 'no.csv' does not exist"),
         ({"step": 1.0}, "`[federation]` has no key 'step'"),

@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -77,11 +78,13 @@ def _held(function: Any) -> str:
         with contextlib.suppress(ValueError):  # a cell without a value
             if not isinstance(cell.cell_contents, list | dict | set):  # which may be counted in
                 fixed.append(_plain(cell.cell_contents))
-    return repr((_plain(function.__defaults__), fixed))
+    return repr((_plain(function.__code__), _plain(function.__defaults__), fixed))
 
 
 def _plain(value: Any) -> str:
     """A value as a text that is the same in every process; objects of other kinds count by their type."""
+    if isinstance(value, CodeType):
+        return repr((value.co_code.hex(), value.co_names, [_plain(one) for one in value.co_consts]))
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {sampled(value.detach().reshape(-1))}"
     if isinstance(value, np.ndarray):
@@ -95,7 +98,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, str | bytes | int | float | complex | np.generic | torch.dtype | None):
         return repr(value)
     if hasattr(value, "__code__"):
-        return repr((value.__code__.co_code.hex(), value.__code__.co_names))
+        return _plain(value.__code__)
     text = type(value).__qualname__
     if isinstance(value, nn.Module):
         text = module_text(value) + _plain(value.state_dict())

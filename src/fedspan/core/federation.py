@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fedspan.core.errors import SpecError, not_negative, one_of, positive, positive_share, shown
+from fedspan.core.errors import SpecError, not_negative, one_of, positive, shown
 
 Amount = float | Mapping[str, float] | str
 DEVICES = ("up_mbit", "down_mbit", "latency", "step_seconds")
@@ -51,7 +51,8 @@ class Federation:
         latency: Seconds of a round besides transfer and steps.
         step_seconds: Seconds of a local step.
         available: When clients are there: `"always"`, the probability with which each one is there in a round, a daily
-            cycle such as `{start = 22, hours = 8}`, in which a client without `start` draws its own.
+            cycle such as `{start = 22, hours = 8}`, in which a client without `start` draws its own, or the path of a
+            file with the columns `client`, `from` and `to` in hours, which starts again after its last hour.
     """
 
     preset: Literal["datacenter", "hospitals", "phones"] = "datacenter"
@@ -78,8 +79,10 @@ class Federation:
             _keys("available", there, {"hours"}, {"start", "hours"})
             positive("available.hours", there["hours"])
             not_negative("available.start", there.get("start", 0))
-        elif there != "always":
-            positive_share("available", there)
+        elif not isinstance(there, str):
+            positive("available", there)
+            if there > 1:
+                raise SpecError(f"`available` must be a probability or 'always', got {there:g}")
 
     def value(self, name: str) -> Any:
         """Return a setting, or that of the preset."""

@@ -56,8 +56,17 @@ class Clock:
         )
         self.available = federation.value("available")
         self.always = self.available in ("always", 1.0)  # whether everyone is there in every round
+        self.trace: tuple[Ids, Floats, Floats] | None = None  # who is there from when to when
         if isinstance(self.available, Mapping):
             self.start = self.available.get("start", 24 * self._uniform("available"))
+        elif isinstance(self.available, str) and not self.always:
+            table = _read("available", self.available, "from", "to", "client")
+            start, end = (table[one].astype(np.float64) for one in ("from", "to"))
+            if not (np.isfinite(end) & (start >= 0) & (start < end)).all():
+                raise SpecError(
+                    f"`federation.available`: {self.available!r} has a row whose `to` is not after its `from`"
+                )
+            self.trace = self._ids("available", table["client"]), start, end
 
     # --- The clients' links and devices ---
 
@@ -73,24 +82,9 @@ class Clock:
             return np.exp(low + (high - low) * self._uniform(name))
         if not isinstance(given, str):
             return np.full(self.clients, float(given))
-        try:
-            table = columns.read(Path(given))
-        except DataError as error:
-            raise DataError(str(error).replace("`task.data`", f"`federation.{name}`", 1)) from None
-        if name not in table:
-            raise SpecError(f"`federation.{name}`: {given!r} has no column {name!r}")
-        if table[name].dtype.kind not in "if":
-            raise SpecError(f"`federation.{name}`: column {name!r} of {given!r} is not of numbers")
-        values = table[name].astype(np.float64)
-        order = np.arange(len(values))
-        if "client" in table:
-            known = {str(one): number for number, one in enumerate(self.names)}
-            asked = [str(one) for one in table["client"]]
-            if unknown := [one for one in asked if one not in known]:
-                raise SpecError(
-                    f"`federation.{name}` names a client that there is not: {unknown[0]!r}"
-                )
-            order = np.array([known[one] for one in asked], np.int64)
+        table = _read(name, given, name)
+        values, own = table[name].astype(np.float64), table.get("client")
+        order = np.arange(len(values)) if own is None else self._ids(name, own)
         if sorted(order.tolist()) != list(range(self.clients)):
             raise SpecError(
                 f"`federation.{name}`: {given!r} has {len(values)} rows for {self.clients} clients; give one for each"
@@ -102,9 +96,21 @@ class Clock:
             )
         return values[np.argsort(order)]
 
+    def _ids(self, name: str, column: npt.NDArray[Any]) -> Ids:
+        """Return the numbers of the clients that a file names."""
+        known = {str(one): number for number, one in enumerate(self.names)}
+        asked = [str(one) for one in column]
+        if unknown := [one for one in asked if one not in known]:
+            raise SpecError(f"`federation.{name}` names a client that there is not: {unknown[0]!r}")
+        return np.array([known[one] for one in asked], np.int64)
+
     # --- Who is there ---
 
     def _there(self, t: int, pauses: int) -> Any:
+        if self.trace is not None:
+            ids, start, end = self.trace
+            now = self.hours % end.max()
+            return np.isin(np.arange(self.clients), ids[(start <= now) & (now < end)])
         if isinstance(self.available, Mapping):
             there = (self.hours - self.start) % 24 < self.available["hours"]
             return np.broadcast_to(there, self.clients)
@@ -165,7 +171,7 @@ class Clock:
 
     def save(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
-        own = [self.up, self.down, self.latency, self.step]
+        own = [self.up, self.down, self.latency, self.step, *(self.trace or ())]
         return {"hours": self.hours, "links": digest(*(one.tobytes() for one in own))}
 
     def load(self, saved: Mapping[str, Any]) -> None:
@@ -176,3 +182,17 @@ class Clock:
                 "again"
             )
         self.hours = float(saved["hours"])
+
+
+def _read(name: str, path: str, *needed: str) -> columns.Columns:
+    """Return the columns of a file, of which some must be there; all but `client` are of numbers."""
+    try:
+        table = columns.read(Path(path))
+    except DataError as error:
+        raise DataError(str(error).replace("`task.data`", f"`federation.{name}`", 1)) from None
+    for one in needed:
+        if one not in table:
+            raise SpecError(f"`federation.{name}`: {path!r} has no column {one!r}")
+        if one != "client" and table[one].dtype.kind not in "if":
+            raise SpecError(f"`federation.{name}`: column {one!r} of {path!r} is not of numbers")
+    return table
