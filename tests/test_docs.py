@@ -250,7 +250,7 @@ def test_the_files_of_the_page_about_methods_run_as_it_says(
             assert end.value.code == 0, line + capsys.readouterr().err
     finally:
         for name in ("new_method", *(name for name, _ in blocks)):
-            sys.modules.pop(f"fedspan_plugins.{name}", None)
+            sys.modules.pop(name, None)
             for known in registry._known.values():
                 known.pop(name, None)
     told = capsys.readouterr().out
@@ -312,7 +312,7 @@ def test_the_file_of_an_adding_page_runs_as_the_page_says(
     finally:
         for known in registry._known.values():
             known.pop(name.removesuffix(".py"), None)
-        sys.modules.pop(f"fedspan_plugins.{name.removesuffix('.py')}", None)
+        sys.modules.pop(name.removesuffix(".py"), None)
     told = capsys.readouterr().out
     assert ("FAIL" not in told and "every law holds" in told) or kind not in (
         "projector",

@@ -246,3 +246,11 @@ def test_a_setting_in_the_wrong_place_is_told_its_place() -> None:
         "`weight_decay` is a setting of `training`: give training=Training(weight",
     )
     refused(lambda: fit(round=3), "there is no argument 'round' (did you mean 'rounds'?)")
+    refused(
+        lambda: fedspan.methods.FedAvg(learning_rate=0.1), "FedAvg has no setting 'learning_rate'"
+    )  # type: ignore[call-arg]
+    early: Any = fedspan.callbacks.EarlyStopping
+    refused(
+        lambda: early("accuracy", patence=3),
+        "EarlyStopping has no setting 'patence' (did you mean 'patience'?)",
+    )

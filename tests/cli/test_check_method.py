@@ -75,7 +75,7 @@ def forgotten() -> Iterator[None]:
     yield
     for known in registry._known.values():
         known.pop("mine", None)
-    sys.modules.pop("fedspan_plugins.mine", None)
+    sys.modules.pop("mine", None)
 
 
 def checked(path: Path, text: str, *options: str) -> tuple[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import fedspan
 from fedspan.compressors import QSGD, TopK
 from fedspan.core import registry
 from fedspan.core.errors import SpecError
-from fedspan.core.plugins import PLUGINS, load_plugin
+from fedspan.core.plugins import load_plugin
 from fedspan.core.spec import Spec
 from fedspan.projectors import Cycle, Gaussian
 from fedspan.uplinks import Code
@@ -37,7 +36,7 @@ def forgotten() -> Iterator[None]:
     for known in registry._known.values():
         known.pop("mine", None)
         known.pop("always_half", None)
-    sys.modules.pop(f"{PLUGINS}.mine", None)
+    sys.modules.pop("mine", None)
 
 
 MISTAKES = {
@@ -90,20 +89,18 @@ def test_a_mistake_in_a_file_is_one_line(kind: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_file_cannot_take_the_place_of_another(tmp_path: Path) -> None:
-    path = tmp_path / "fedavg.py"
-    path.write_text(WHOLE, "utf-8")
-    with pytest.raises(SpecError, match="would replace fedspan's own method 'fedavg'; rename its"):
-        load_plugin(path)
-
-
-def test_a_file_may_have_the_name_of_a_module_of_python(tmp_path: Path) -> None:
-    path = tmp_path / "random.py"
-    path.write_text(WHOLE, "utf-8")
-    (cls,) = load_plugin(path)
-    assert importlib.import_module(cls.__module__).FedProx is cls  # as pickle finds it
-    assert importlib.import_module("random").random() < 1
-    del registry._known["method"]["random"]
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fedavg.py", "FedProx would replace fedspan's own method 'fedavg'; rename its file"),
+        ("random.py", "the name of a module of Python"),
+        ("pandas.py", "the name of the module .*pandas"),
+    ],
+)
+def test_a_file_cannot_take_the_place_of_another(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(WHOLE, "utf-8")
+    with pytest.raises(SpecError, match=words):
+        load_plugin(tmp_path / name)
 
 
 def test_two_metrics_of_one_file_have_names_of_their_own(tmp_path: Path) -> None:
@@ -129,7 +126,7 @@ def test_two_metrics_of_one_file_have_names_of_their_own(tmp_path: Path) -> None
             assert [row[column] for column in columns] == [1.0, 0.5]
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.py").write_text(path.read_text())
-    with pytest.raises(SpecError, match=r"has the name of the plugin .*mine\.py'; rename the file"):
+    with pytest.raises(SpecError, match=r"has the name of the module .*mine\.py'; rename the file"):
         load_plugin(tmp_path / "other" / "mine.py")
 
 

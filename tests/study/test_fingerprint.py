@@ -51,7 +51,7 @@ test = lambda: data(0)
 def clean() -> Iterator[None]:
     yield
     registry._known["method"].pop("scaled_method", None)
-    sys.modules.pop("fedspan_plugins.scaled_method", None)
+    sys.modules.pop("scaled_method", None)
     _forget_module()
 
 

@@ -21,6 +21,7 @@ from fedspan.core.files import append, make_dir, write_atomic
 Line = dict[str, Any]
 Form = Mapping[str, Any]  # key → type
 NO_FORM: Form = {}
+DEEPEST = 50  # lists and tables in one another
 CHECK = "checksum"  # the last key of a table or line
 REMEDY = "put it back, or run again in another directory"
 SIZE = 32  # bytes of a checksum, which nobody can find another text for
@@ -84,7 +85,13 @@ def fits(value: Any, hint: Any) -> bool:
         return math.isfinite(value)
     if hint in (int, float):
         return type(value) is int and abs(value) < 1 << 63
-    return hint is Any or isinstance(value, hint)
+    return _shallow(value) if hint is Any else isinstance(value, hint)
+
+
+def _shallow(value: Any, most: int = DEEPEST) -> bool:
+    """Whether a value can be walked without end in sight: no settings are nested that deep."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most > 0 and all(_shallow(one, most - 1) for one in inner)
 
 
 class JsonLog:

@@ -17,7 +17,6 @@ from fedspan.core import registry
 from fedspan.core.errors import FedspanError, SpecError, one_line
 
 T = TypeVar("T")
-PLUGINS = "fedspan_plugins"  # the package that plugins are in, so that they hide no other module
 EXTRAS = {"sklearn": "vision", "PIL": "vision", "pandas": "pandas", "transformers": "nlp"}
 """Module → extra that has it."""
 
@@ -36,12 +35,11 @@ def load_plugin(path: Path) -> list[type]:
         raise SpecError(f"{what} does not exist")
     if path.suffix != ".py":
         raise SpecError(f"{what} is not a Python file; its name must end in .py")
-    sys.modules.setdefault(PLUGINS, ModuleType(PLUGINS))  # where pickle looks for it
-    name = f"{PLUGINS}.{path.stem}"
-    other = getattr(sys.modules.get(name), "__file__", None)
-    if other is not None and Path(other).is_file() and not path.samefile(other):
-        raise SpecError(f"{what} has the name of the plugin {other!r}; rename the file")
-    module = guarded(lambda: _execute_file(name, path), what, path)
+    if path.stem in sys.stdlib_module_names:
+        raise SpecError(f"{what} has the name of a module of Python; rename the file")
+    if (other := _another(path)) is not None:
+        raise SpecError(f"{what} has the name of the module {other!r}; rename the file")
+    module = guarded(lambda: _execute_file(path.stem, path), what, path)
     found = registry.registered_in(module.__name__)
     if not found:
         raise SpecError(f"{what} registers nothing: {_remedy(module)}")
@@ -141,6 +139,16 @@ def _execute_file(name: str, path: Path) -> ModuleType:
         del sys.modules[name]  # half a module must not be found by the next import
         raise
     return module
+
+
+def _another(path: Path) -> str | None:
+    """Where another module of a plugin's name is, which the plugin would hide from every import; None: nowhere."""
+    try:
+        found = importlib.util.find_spec(path.stem)
+    except (ImportError, ValueError):  # what is loaded has no spec, as in tests
+        return None
+    origin = "" if found is None else str(found.origin)
+    return origin if Path(origin).is_file() and not Path(origin).samefile(path) else None
 
 
 def _remedy(module: ModuleType) -> str:

@@ -87,6 +87,8 @@ def register(cls: C) -> C:
             f"{cls.__name__} would replace fedspan's own {kind} {name!r}; rename its {what}"
         )
     _known[kind][name] = cls
+    if "__init__" in vars(cls):
+        _suggest_names(cls)
     return cls
 
 
@@ -112,6 +114,22 @@ def _check_functions(cls: type, kind: str) -> None:
                     f"`{name}` of {cls.__name__} takes ({', '.join(inspect.signature(own).parameters)}); it must take "
                     f"({', '.join(names)})"
                 ) from None
+
+
+def _suggest_names(cls: Any) -> None:
+    """Makes a class refuse settings that it does not have, and name the nearest one."""
+    init, known = cls.__init__, inspect.signature(cls.__init__).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        return
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known:
+                raise unknown(cls, name, f"{cls.__name__} has no setting")
+        init(self, *args, **kwargs)
+
+    cls.__init__ = checked
 
 
 def unknown(cls: type, name: object, what: str) -> SpecError:

@@ -108,6 +108,13 @@ class Spec(Settings):
     @staticmethod
     def from_table(table: Mapping[str, Any]) -> Spec:
         """A spec from nested plain values; every key and type is checked."""
+        for kind in ("method", "task"):  # a key that stands outside of its table
+            given = table.get(kind)
+            name = given.get("name") if isinstance(given, Mapping) else None
+            inside = tables.typed(registry.choices(kind).get(str(name), Spec)).keys()
+            for key in table:
+                if key in inside - tables.typed(Spec).keys():
+                    raise SpecError(f"`[spec]` has no key {shown(key)}; it is `{kind}.{key}`")
         spec: Spec = tables.make(Spec, table)
         return spec
 
