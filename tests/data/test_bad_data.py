@@ -232,8 +232,12 @@ def test_a_seed_is_a_whole_number(name: str, seed: Any) -> None:
     assert all(np.array_equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("most", [columns.MOST_BYTES, 0])
 @pytest.mark.parametrize("table", [False, True])
-def test_a_changed_image_of_the_same_size_is_noticed(table: bool, tmp_path: Path) -> None:
+def test_a_changed_image_of_the_same_size_is_noticed(
+    table: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "MOST_BYTES", most)
     for name in ("cat", "dog"):
         (tmp_path / "in" / name).mkdir(parents=True)
         (tmp_path / "in" / name / "1.png").write_bytes(b"one")

@@ -125,6 +125,10 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSPAN_DATA", "no/such/place")
     with pytest.raises(DataError, match="run `fedspan data get mnist` first"):
         _datasets.load("mnist")
+    with pytest.raises(
+        DataError, match=r"'cifar100_mini' is not here; run `fedspan data get cifar100` first"
+    ):
+        _datasets.load("cifar100_mini")
 
 
 @pytest.mark.slow
@@ -144,6 +148,10 @@ def test_cifar_comes_out_bit_for_bit() -> None:
         "4cb8e5d9309da489bf6b19cc10cd96c3ae6f8daf225380b605aaee4c0d6aee19",
     )
     assert tuple(hashlib.sha256(part.x.tobytes()).hexdigest() for part in (train, test)) == known
+    few, _ = have("cifar100_mini")
+    first = np.sort(np.concatenate([np.flatnonzero(train.y == c)[:50] for c in range(100)]))
+    assert np.array_equal(few.y, train.y[first])
+    assert np.array_equal(few.x, train.x[first])
 
 
 def test_digits() -> None:

@@ -104,9 +104,15 @@ def test_an_empty_cell_becomes_the_mean_and_a_feature():
     assert (plain.features(table)[:, at] == column.mean[0]).all()
 
 
-def test_an_unknown_category_has_no_feature():
+def test_an_unknown_category_has_no_feature_and_an_index_of_its_own():
     schema = agreed(TABLES, ASKED)
-    assert (schema.features(TABLES["h0"].assign(sex="X"))[:, 1:3] == 0).all()
+    table = TABLES["h0"].assign(sex="X")
+    assert (schema.features(table)[:, 1:3] == 0).all()
+    assert schema.unknown(table) == {"sex": ["X"]}
+    index = agreed(TABLES, Features(categories=("ward",), encode="index"))
+    at = index.names.index("sex")
+    assert set(index.features(TABLES["h0"])[:, at]) == {1.0, 2.0}
+    assert set(index.features(table)[:, at]) == {0.0}
 
 
 def test_each_client_may_have_its_own_scale():
@@ -135,6 +141,7 @@ def test_a_client_with_a_few_of_the_values_decides_nothing_alone():
     [
         ({"age": "old"}, {}, "'age' is numbers at h0 and text at h1"),
         ({}, {"features": ("agee",)}, "h0 has no column 'agee' (did you mean 'age'?)"),
+        ({}, {"missing": "refuse"}, "empty cells in column 'smoker'; fill them"),
         ({}, {"features": ("hospital",)}, None),
         ({}, {"features": ("note",)}, "'note' of `features` has more than 100 different texts"),
         ({}, {"features": ("note",), "categories": ("note",)}, None),

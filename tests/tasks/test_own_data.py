@@ -291,6 +291,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"target": "cost"},
         "classes are whole numbers or names, got floating-point numbers",
     ),
+    "empty cell": (
+        broken(age=with_cell("age", "")),
+        {"missing": "refuse"},
+        "Bergen has 1 empty cells in column 'age'; fill them",
+    ),
     "a word": (
         broken(age=with_cell("age", "old")),
         {"features": None},

@@ -42,7 +42,7 @@ def command(
     if not names:
         raise typer.BadParameter(f"name what to get: {', '.join(sets.names())}")
     for found in [sets.find(name) for name in dict.fromkeys(names)]:
-        _get(found)
+        _get(sets.find(found.part_of or found.name))
 
 
 def _get(found: DataSet) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedspan.data.datasets import banking77 as banking77
     from fedspan.data.datasets import cifar10 as cifar10
     from fedspan.data.datasets import cifar100 as cifar100
+    from fedspan.data.datasets import cifar100_mini as cifar100_mini
     from fedspan.data.datasets import digits as digits
     from fedspan.data.datasets import fashion_mnist as fashion_mnist
     from fedspan.data.datasets import heart_disease as heart_disease

@@ -47,6 +47,7 @@ UNREADABLE = (
     ValueError, TypeError, KeyError, OSError, EOFError, RuntimeError, OverflowError, MemoryError, SyntaxError,
     csv.Error, zipfile.BadZipFile, zlib.error, struct.error, SafetensorError,
 )  # fmt: skip
+MOST_BYTES = 200_000_000  # of a directory whose every byte is hashed
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 MISSING = ("", "?", "na", "n/a", "nan", "nat", "null", "none", "<na>")
 
@@ -105,7 +106,7 @@ def cell_error(who: str, name: str, cell: object, row: int, want: str) -> DataEr
 
 
 def digest(root: Path, files: Iterable[Path] | None = None) -> str:
-    """A hash of a file, or of the names and bytes of several.
+    """A hash of a file, or of the names and bytes of several; of more than MOST_BYTES, of their sizes and times.
 
     Args:
         root: The file, or the directory of all files.
@@ -113,20 +114,21 @@ def digest(root: Path, files: Iterable[Path] | None = None) -> str:
     """
     if files is None:
         files = filter(Path.is_file, sorted(root.rglob("*"))) if root.is_dir() else [root]
-    found = []
+    states = []
     for file in files:
         about = file.stat() if file.is_file() else None
-        size, said = -1, "missing"
-        if about is not None:
-            size, said = about.st_size, _sha256(file, about.st_mtime_ns, about.st_size)
+        states.append((file, about.st_mtime_ns, about.st_size) if about else (file, 0, -1))
+    large = len(states) > 1 and sum(size for *_, size in states) > MOST_BYTES
+    return _digest_of(root, tuple(states), large)
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of(root: Path, states: tuple[tuple[Path, int, int], ...], large: bool) -> str:
+    found = []
+    for file, changed, size in states:
+        said = "missing" if size < 0 else changed if large else sha256(file)
         found.append(repr((os.path.relpath(file, root), size, said)))
     return core_digest(*found)
-
-
-@functools.lru_cache(maxsize=100_000)
-def _sha256(file: Path, _changed: int, _size: int) -> str:
-    """The hash of a file, computed again if its time or size has changed."""
-    return sha256(file)
 
 
 def read_npz(path: Path) -> Columns:

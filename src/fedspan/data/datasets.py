@@ -97,6 +97,21 @@ def cifar100() -> Splits:
     return _images("cifar100", (32, 32, 3))
 
 
+def cifar100_mini() -> Splits:
+    """The first 50 training and 10 test images of each class of CIFAR-100.
+
+    Returns:
+        The training and the test examples.
+    """
+    sets.require(["cifar100_mini"])
+    train, test = (
+        Split(split.x[first], split.y[first])
+        for split, count in zip(cifar100(), (50, 10), strict=True)
+        for first in [first_examples(split.y, None, count)]
+    )
+    return train, test
+
+
 def digits() -> Splits:
     """Scikit-learn's digits: 1,500 and 297 images of 8 × 8.
 
@@ -215,5 +230,6 @@ IMAGES: dict[str, Callable[[], Splits]] = {  # those of the `classification` tas
     "fashion_mnist": fashion_mnist,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "cifar100_mini": cifar100_mini,
     "digits": digits,
 }

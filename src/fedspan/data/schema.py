@@ -63,6 +63,9 @@ class Features:
         ignore: Columns to leave out.
         categories: Columns of whole numbers that are codes and no amounts, or of many different texts.
         gaps: Numbers or texts that stand for empty cells, such as -9: a list for all columns, or a table by column.
+        missing: What an empty cell becomes: "mean" is the mean and a further feature that says so; "refuse" refuses it.
+        encode: How a category is encoded: "onehot" has a feature for each category; "index" has one, with a number from
+            1 for each and 0 for an unknown one, for a model with an embedding.
         standardize: "pooled" gives numbers the mean 0 and the deviation 1 over all clients' rows. "client" does it over
             each client's own rows for its own training and tests, and takes the pooled ones elsewhere. "none" leaves
             numbers as they are.
@@ -72,6 +75,8 @@ class Features:
     ignore: tuple[str, ...] = ()  # columns to leave out
     categories: tuple[str, ...] = ()  # columns of codes, such as the number of a ward
     gaps: Any = None  # what stands for empty cells, such as [-9], for all columns or by column
+    missing: Literal["mean", "refuse"] = "mean"  # what an empty cell becomes
+    encode: Literal["onehot", "index"] = "onehot"  # how a category is encoded
     standardize: Literal["pooled", "client", "none"] = (
         "pooled"  # mean 0, deviation 1 over whose rows
     )
@@ -122,6 +127,8 @@ class Schema:
     """What the columns of all clients' tables are, and the features that they become."""
 
     columns: tuple[Column, ...]
+    encode: str = "onehot"
+    missing: str = "mean"
     standardize: str = "pooled"
     others: tuple[str, ...] = ()  # columns that are no features: the target, the client's name
     gaps: Any = None  # what stands for empty cells
@@ -137,7 +144,7 @@ class Schema:
         """The name of each feature, in order."""
         found = []
         for column in self.used:
-            if column.kind == "category":
+            if column.kind == "category" and self.encode == "onehot":
                 found += [f"{column.name}={text or '(empty)'}" for text in column.categories]
             elif column.kind == "date":
                 found += [f"{column.name}.{part}" for part in column.parts]
@@ -172,7 +179,9 @@ class Schema:
                 empty = np.equal(text, "")
                 known = {name: place for place, name in enumerate(column.categories)}
                 place = np.array([known.get(one, -1) for one in text.tolist()], np.int64)[:, None]
-                values = place == np.arange(len(known))
+                values = place + 1
+                if self.encode == "onehot":
+                    values = place == np.arange(len(known))
             else:
                 values = numbers(table, column, who)
                 empty = np.isnan(values).any(1)
@@ -180,6 +189,11 @@ class Schema:
                 values = np.where(empty[:, None], mean, values)
                 if column.kind != "boolean" and self.standardize != "none":
                     values = (values - mean) / deviation
+            if self.missing == "refuse" and empty.any():
+                raise DataError(
+                    f"{who}: column {column.name!r} is empty in row {first_row(empty)}; fill it, or set `missing` to "
+                    '"mean"'
+                )
             parts += [values, empty[:, None]] if column.gaps else [values]
         return np.concatenate(parts, 1, dtype=np.float64)
 
@@ -212,7 +226,7 @@ class Schema:
             "number": f"numbers{scaled}",
             "boolean": "yes or no",
             "date": f"dates{scaled}",
-            "category": "categories",
+            "category": "categories" if self.encode == "onehot" else "categories, as numbers from 1",
         }.items():
             if names := [column.label for column in self.used if column.kind == kind]:
                 said.append(f"{label}: {', '.join(names)}")
@@ -464,7 +478,14 @@ def agree(
             f"no column can be used as a feature ({why}); name those to use in `features`"
         )
     others = (*others, *asked.ignore)
-    return Schema(columns, asked.standardize, others, asked.gaps)
+    return Schema(
+        columns,
+        encode=asked.encode,
+        missing=asked.missing,
+        standardize=asked.standardize,
+        others=others,
+        gaps=asked.gaps,
+    )
 
 
 def _decided(
@@ -484,6 +505,10 @@ def _decided(
         return unused("has more than one value per row")
     rows, gaps, repeats, fractions, others, several, hashes, squares = counts.tolist()
     facts = {who: all_facts[name] for who, all_facts in told.items()}
+    if asked.missing == "refuse" and gaps:
+        raise DataError(
+            f'column {name!r} has {gaps:,.0f} empty cells; fill them, or set `missing` to "mean"'
+        )
     whose = {fact["type"]: who for who, fact in reversed(facts.items()) if fact["type"] != "empty"}
     known = [fact for fact in facts.values() if fact["type"] != "empty"]
     if not known:

@@ -250,7 +250,7 @@ class Pipeline(nn.Module):
                 gap = column.categories.index("") if "" in column.categories else -1
                 x = torch.where(torch.isnan(x), gap, x)
                 places = torch.arange(len(column.categories), device=x.device)
-                yield (x == places).to(x.dtype)
+                yield x + 1 if self.schema.encode == "index" else (x == places).to(x.dtype)
                 continue
             gaps = [float(gap) for gap in gaps_of(self.schema.gaps, column.name) if is_number(gap)]
             empty = torch.isnan(x) | torch.isin(x, x.new_tensor(gaps))

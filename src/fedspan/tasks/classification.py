@@ -16,7 +16,9 @@ from fedspan.tasks._divided import NetworkTask
 class Classification(NetworkTask):
     """Clients with examples of their own, evaluated on one test set."""
 
-    data: str | OwnData  # mnist, fashion_mnist, cifar10, cifar100, digits; or a table with a `path`
+    data: (
+        str | OwnData
+    )  # mnist, fashion_mnist, cifar10, cifar100, cifar100_mini, digits; or a table with a `path`
     model: str = "mlp"  # linear, mlp, cnn, resnet8, resnet20, resnet56, resnet110; or your own as module:function
     norm: Norm = "group"  # of the ResNets
     classes: int | None = None  # only the first classes of a data set by name; None: all

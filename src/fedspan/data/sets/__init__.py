@@ -40,13 +40,14 @@ class DataSet:
     files: tuple[File, ...] = ()  # official files, which those are made of
     convert: Callable[[Files], Contents] | None = None  # official files to those that are read
     digest: str = ""  # SHA-256 of what is made
+    part_of: str = ""  # another data set that has all of it
     package: str = ""  # a Python package that has it
     install: str = ""  # the command that installs the package
 
     @property
     def command(self) -> str:
         """The command that gets it."""
-        return self.install or f"fedspan data get {self.name}"
+        return self.install or f"fedspan data get {self.part_of or self.name}"
 
     def places(self) -> dict[str, Path]:
         """Where the files that are read are, in the data directory or in fedspan; empty if one is missing."""
@@ -63,6 +64,8 @@ class DataSet:
         """Whether it can be read on this machine."""
         if self.package:
             return importlib.util.find_spec(self.package) is not None
+        if self.part_of:
+            return find(self.part_of).here()
         return bool(self.places()) or 0 < len(self.files) == len(self.official())
 
     def damaged(self, why: str) -> DataError:
@@ -100,7 +103,7 @@ def require(wanted: Iterable[str]) -> None:
     """
     found = [find(name) for name in dict.fromkeys(wanted)]
     if missing := [one for one in found if not one.here()]:
-        gets = dict.fromkeys(one.name for one in missing if not one.install)
+        gets = dict.fromkeys(one.part_of or one.name for one in missing if not one.install)
         commands = [f"fedspan data get {' '.join(gets)}"] if gets else []
         commands += [one.install for one in missing if one.install]
         listed = " and ".join(repr(one.name) for one in missing)
@@ -108,8 +111,9 @@ def require(wanted: Iterable[str]) -> None:
             f"{listed} {'is' if len(missing) == 1 else 'are'} not here; run `{' && '.join(commands)}` first"
         )
     for one in found:
-        if one.files and not one.places():
-            get(one)
+        whole = find(one.part_of or one.name)
+        if whole.files and not whole.places():
+            get(whole)
 
 
 def paths(name: str) -> dict[str, Path]:

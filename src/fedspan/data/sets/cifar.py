@@ -1,6 +1,7 @@
 """CIFAR-10, and CIFAR-100 with its 100 fine classes, from the official binary archives.
 
-A record is the labels, a byte each, and the pixels color by color.
+A record is the labels, a byte each, and the pixels color by color. `cifar100_mini` is cut from CIFAR-100 when it is
+read.
 """
 
 from __future__ import annotations
@@ -79,5 +80,12 @@ SETS = (
         ),
         convert=cifar100,
         digest="5e6f4110b14aa60ebe656fa7311a2117d3e22373ea83699760139e59d778f4eb",
+    ),
+    DataSet(
+        name="cifar100_mini",
+        about="the first 50 training and 10 test images of each class of CIFAR-100",
+        licence=LICENCE,
+        source=PAGE,
+        part_of="cifar100",
     ),
 )
