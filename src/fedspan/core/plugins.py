@@ -39,7 +39,12 @@ def load_plugin(path: Path) -> list[type]:
         raise SpecError(f"{what} has the name of a module of Python; rename the file")
     if (other := _another(path)) is not None:
         raise SpecError(f"{what} has the name of the module {other!r}; rename the file")
-    module = guarded(lambda: _execute_file(path.stem, path), what, path)
+    importlib.invalidate_caches()  # files beside it may be new
+    sys.path.insert(0, folder := str(path.resolve().parent))
+    try:
+        module = guarded(lambda: _execute_file(path.stem, path), what, path)
+    finally:
+        sys.path.remove(folder)
     found = registry.registered_in(module.__name__)
     if not found:
         raise SpecError(f"{what} registers nothing: {_remedy(module)}")

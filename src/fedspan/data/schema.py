@@ -226,7 +226,9 @@ class Schema:
             "number": f"numbers{scaled}",
             "boolean": "yes or no",
             "date": f"dates{scaled}",
-            "category": "categories" if self.encode == "onehot" else "categories, as numbers from 1",
+            "category": "categories"
+            if self.encode == "onehot"
+            else "categories, as numbers from 1",
         }.items():
             if names := [column.label for column in self.used if column.kind == kind]:
                 said.append(f"{label}: {', '.join(names)}")
