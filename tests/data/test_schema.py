@@ -108,7 +108,7 @@ def test_an_unknown_category_has_no_feature_and_an_index_of_its_own():
     schema = agreed(TABLES, ASKED)
     table = TABLES["h0"].assign(sex="X")
     assert (schema.features(table)[:, 1:3] == 0).all()
-    assert schema.unknown(table) == {"sex": ["X"]}
+    assert list(schema.news(table)) == ["column 'sex' has categories that training did not have: 'X'"]
     index = agreed(TABLES, Features(categories=("ward",), encode="index"))
     at = index.names.index("sex")
     assert set(index.features(TABLES["h0"])[:, at]) == {1.0, 2.0}
@@ -141,7 +141,7 @@ def test_a_client_with_a_few_of_the_values_decides_nothing_alone():
     [
         ({"age": "old"}, {}, "'age' is numbers at h0 and text at h1"),
         ({}, {"features": ("agee",)}, "h0 has no column 'agee' (did you mean 'age'?)"),
-        ({}, {"missing": "refuse"}, "empty cells in column 'smoker'; fill them"),
+        ({}, {"missing": "refuse"}, "column 'smoker' has 59 empty cells; fill them"),
         ({}, {"features": ("hospital",)}, None),
         ({}, {"features": ("note",)}, "'note' of `features` has more than 100 different texts"),
         ({}, {"features": ("note",), "categories": ("note",)}, None),

@@ -294,7 +294,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "empty cell": (
         broken(age=with_cell("age", "")),
         {"missing": "refuse"},
-        "Bergen has 1 empty cells in column 'age'; fill them",
+        "column 'age' has 1 empty cells; fill them",
     ),
     "a word": (
         broken(age=with_cell("age", "old")),
