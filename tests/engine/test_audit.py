@@ -19,20 +19,27 @@ import fedspan
 from fedspan.cli import app as cli
 from fedspan.core import json_log
 from fedspan.core.callback import Callback
-from fedspan.core.errors import CheckpointError
+from fedspan.core.errors import SpecError
 from fedspan.core.json_log import lines_text, read_lines, read_table, write_table
 from fedspan.engine.audit import COUNTED, MISSED, Trail, numbers, ranges, read_record
 from fedspan.engine.loop import cohort_of
+from support.files import write_key
 from support.loops import RUN, Interrupt
+
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 SPEC = RUN | {"rounds": 12, "eval_every": 3}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run in which a reply was left out. Tests change copies of it."""
+    """A finished run with a signed card, in which a reply was left out. Tests change copies of it."""
     out = tmp_path_factory.mktemp("audit")
-    with hostile([2], filled(3e38), {7}):
+    with pytest.MonkeyPatch.context() as patch, hostile([2], filled(3e38), {7}):
+        patch.setenv("FEDSPAN_SIGN_KEY", str(write_key(out / "sign.pem")))
         fedspan.run(SPEC | {"clients_per_round": 6}, out / "run", progress=False)
     return out
 
@@ -54,18 +61,22 @@ def audit(*words: object) -> tuple[int, str]:
 
 
 def trails(run_dir: Path) -> list[Trail]:
-    found, wrong = read_record(run_dir)
+    found, _, wrong = read_record(run_dir)
     assert not wrong
     return found
 
 
 def test_the_command_tells_who_took_part(finished: Path) -> None:
-    code, told = audit(finished / "run")
+    code, told = audit(finished / "run", "--key", finished / "sign.pub")
     assert code == 0, told
     assert "finished after 12 rounds" in told
     assert "replies: 71 counted, 1 not" in told
     assert "events: left out 1" in told
+    assert "signed by key" in told
     assert "the record is as it was written" in told
+    code, told = audit(finished / "run", "--client", 2)
+    assert "client 2 not counted in rounds 7" in told
+    assert "round 7: client 2: reply left out: its norm" in told
 
 
 def test_the_trail_is_what_happened(finished: Path) -> None:
@@ -156,18 +167,36 @@ def test_a_removed_card_shows(copy: Path) -> None:
     assert "result.json' is missing, although the run has ended" in told
 
 
-def test_a_changed_card_shows(copy: Path) -> None:
-    """Unless its checksum, which is no secret, is made again: only a signature of it shows that."""
+def reseal_card(copy: Path, **changes: Any) -> None:
+    """The card with other contents and a right checksum, which is no secret."""
+    write_table(copy / "result.json", read_table(copy / "result.json") | changes)
+
+
+def test_a_changed_card_shows_unless_it_is_signed_again(
+    copy: Path, finished: Path, tmp_path: Path
+) -> None:
     text = (copy / "result.json").read_text()
     (copy / "result.json").write_text(text.replace('"rounds": 12', '"rounds": 13', 1))
-    code, told = audit(copy)
-    assert code == 1
-    assert "result.json' is damaged" in told
+    assert "result.json' is damaged" in audit(copy)[1]
     (copy / "result.json").write_text(text)
-    write_table(copy / "result.json", read_table(copy / "result.json") | {"files": {}})
+    reseal_card(copy, rounds=13)
     code, told = audit(copy)
     assert code == 1
-    assert "model.safetensors' was added after the run" in told
+    assert "the signature of" in told
+    card = read_table(copy / "result.json")  # signed by somebody else: only the known key tells
+    other = ed25519.Ed25519PrivateKey.generate()
+    signed = json.dumps(
+        {k: v for k, v in card.items() if k != "signature"}, sort_keys=True
+    ).encode()
+    own = {"algorithm": "ed25519", "public_key": other.public_key().public_bytes_raw().hex()}
+    reseal_card(copy, signature=own | {"value": other.sign(signed).hex()})
+    assert audit(copy)[0] == 0
+    code, told = audit(copy, "--key", finished / "sign.pub")
+    assert code == 1
+    assert "not signed by the key" in told
+    card.pop("signature")
+    write_table(copy / "result.json", card)
+    assert audit(copy, "--key", finished / "sign.pub")[0] == 1
 
 
 def test_another_model_shows(copy: Path) -> None:
@@ -177,6 +206,27 @@ def test_another_model_shows(copy: Path) -> None:
     code, told = audit(copy)
     assert code == 1
     assert "model.safetensors' was changed after the run" in told
+
+
+def test_without_a_key_the_card_is_not_signed(tmp_path: Path) -> None:
+    fedspan.run(SPEC, tmp_path, progress=False)
+    assert "signature" not in read_table(tmp_path / "result.json")
+    assert "not signed" in audit(tmp_path)[1]
+
+
+@pytest.mark.parametrize("wrong", ["missing", "text", "curve"])
+def test_a_wrong_key_is_refused_before_the_run(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key.pem"
+    if wrong == "text":
+        key.write_text("not a key")
+    elif wrong == "curve":
+        write_key(key, ec.generate_private_key(ec.SECP256R1()))
+    monkeypatch.setenv("FEDSPAN_SIGN_KEY", str(key))
+    with pytest.raises(SpecError, match=r"FEDSPAN_SIGN_KEY names '.*key\.pem', which"):
+        fedspan.run(SPEC, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run" / "history.jsonl").exists()
 
 
 def test_an_interrupted_run_goes_on_with_one_chain(tmp_path: Path) -> None:
@@ -199,14 +249,17 @@ def test_an_interrupted_run_goes_on_with_one_chain(tmp_path: Path) -> None:
     assert trail.of_kind(COUNTED) == {t: sorted(cohort_of((0,), 7, 3, t)[0]) for t in range(12)}
 
 
-def test_a_trail_that_was_changed_before_a_resume_is_refused(tmp_path: Path) -> None:
-    """Resuming does not wash the change away."""
+def test_a_trail_that_was_changed_before_a_resume_stays_changed(tmp_path: Path) -> None:
+    """The run goes on; resuming does not wash the change away."""
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         fedspan.run(SPEC, out, callbacks=[Interrupt(7)], progress=False)
     changed(out / "audit.jsonl", lambda lines: [*lines[:1], *lines[2:]])
-    with pytest.raises(CheckpointError, match=r"line 2 of .*audit.jsonl' is damaged"):
-        fedspan.run(SPEC, out, resume=True, progress=False)
+    fedspan.run(SPEC, out, resume=True, progress=False)
+    code, told = audit(out)
+    assert code == 1
+    assert "the trail begins at round 7: line 2 of" in told
+    assert list(out.glob("damaged-7-audit.jsonl"))
 
 
 class Killed(BaseException):

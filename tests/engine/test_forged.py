@@ -1,12 +1,13 @@
-"""A run directory that somebody changes after the run: `fedspan audit` refuses all of it."""
+"""A run directory in the hands of somebody who knows every format but has no key: `audit --key` refuses all of it."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,13 @@ from fedspan.cli import app as cli
 from fedspan.core import checkpoint
 from fedspan.core.errors import FedspanError
 from fedspan.core.json_log import lines_text, read_table, write_table
+from support.files import write_key
 from support.loops import RUN, Interrupt
+
+pytest.importorskip(
+    "cryptography", reason="cryptography is not installed; pip install 'fedspan[privacy]'"
+)
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 FORMS = ("one seed", "seeds together", "seeds apart")
 COVERED = {
@@ -63,24 +70,28 @@ def make(form: str, out: Path, seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of every form, and another one of each."""
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of every form, and another one of each, all signed with one key."""
     out = tmp_path_factory.mktemp("forged")
-    for form in FORMS:
-        make(form, out / form, 0)
-        make(form, out / f"{form}, another", 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSPAN_SIGN_KEY", str(write_key(out / "sign.pem")))
+        for form in FORMS:
+            make(form, out / form, 0)
+            make(form, out / f"{form}, another", 3)
     return out
 
 
-def test_what_nobody_changed_is_accepted(runs: Path) -> None:
+def test_what_nobody_changed_is_accepted(signed: Path) -> None:
     for form in FORMS:
         for name in (form, f"{form}, another"):
-            code, told = command("audit", runs / name)
+            code, told = command("audit", signed / name, "--key", signed / "sign.pub")
             assert code == 0, told
-            assert fedspan.load(runs / name).finished
-            code, told = command("report", runs / name, "--out", runs / "page", "--format", "md")
+            assert fedspan.load(signed / name).finished
+            code, told = command(
+                "report", signed / name, "--out", signed / "page", "--format", "md"
+            )
             assert code == 0, told
-    every = {path.name for path in runs.rglob("*") if path.is_file()}
+    every = {path.name for path in signed.rglob("*") if path.is_file()}
     assert every >= {
         "audit.jsonl", "checkpoint.safetensors", "clients.csv", "history.csv", "history.jsonl", "lr.json",
         "model.safetensors", "per_client.jsonl", "result.json", "spec.toml",
@@ -163,75 +174,120 @@ ORIGIN: list[Path] = []
 FORGERIES = (other_value, line_removed, line_added, removed, of_another_run)
 
 
-def copies(runs: Path, place: Path, form: str) -> Iterator[tuple[Path, Path]]:
-    """(a fresh copy of a run, a file of it), for each of its files but the card, which names all of them."""
+def card_made_again(run: Path) -> None:
+    """The cards name the files as they are now; a signature does not belong to its card any more."""
+    for path in sorted(run.rglob("result.json"), reverse=True):  # that of the whole run last
+        card = read_table(path)
+        for name in card.get("files", ()):
+            there = path.parent / name
+            card["files"][name] = (
+                hashlib.sha256(there.read_bytes()).hexdigest() if there.exists() else "0"
+            )
+        write_table(path, card)
+
+
+def signed_anew(run: Path) -> None:
+    """The same, signed with a key of the forger's own."""
+    card_made_again(run)
+    key = ed25519.Ed25519PrivateKey.generate()
+    for path in sorted(run.rglob("result.json"), reverse=True):
+        card = {k: v for k, v in read_table(path).items() if k != "signature"}
+        value = key.sign(json.dumps(card, sort_keys=True).encode()).hex()
+        public = key.public_key().public_bytes_raw().hex()
+        write_table(
+            path,
+            card | {"signature": {"algorithm": "ed25519", "public_key": public, "value": value}},
+        )
+
+
+def unsigned(run: Path) -> None:
+    card_made_again(run)
+    for path in run.rglob("result.json"):
+        write_table(path, {k: v for k, v in read_table(path).items() if k != "signature"})
+
+
+Effort = Callable[[Path], None]
+EFFORTS: tuple[Effort, ...] = (lambda _: None, card_made_again, signed_anew, unsigned)
+
+
+def copies(signed: Path, place: Path, form: str) -> Iterator[tuple[Path, Path]]:
+    """(a fresh copy of a run, a file of it), for each of its files."""
     names = sorted(
-        path.relative_to(runs / form) for path in (runs / form).rglob("*") if path.is_file()
+        path.relative_to(signed / form) for path in (signed / form).rglob("*") if path.is_file()
     )
-    names = [name for name in names if name.name != "result.json"]
-    assert len(names) > 6
+    assert len(names) > 7
     for name in names:
         shutil.rmtree(place / form, ignore_errors=True)
-        shutil.copytree(runs / form, place / form)
+        shutil.copytree(signed / form, place / form)
         yield place / form, place / form / name
 
 
-def refused(run: Path, path: Path, forgery: Callable[[Path], None]) -> None:
+def refused(
+    run: Path, path: Path, forgery: Callable[[Path], None], efforts: Sequence[Effort], key: Path
+) -> None:
     before = path.read_bytes()
     forgery(path)
     if path.exists() and path.read_bytes() == before:
         assert path.name in ("clients.csv", "model.json")  # of as many bytes, of the same network
         return
-    code, told = command("audit", run)
-    assert code, f"{path.relative_to(run)}: {told}"
-    assert "is as it was written" not in told
+    for effort in efforts:
+        effort(run)
+        code, told = command("audit", run, "--key", key)
+        assert code, f"{path.relative_to(run)}: {told}"
+        assert "is as it was written" not in told
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_forged_file_is_refused(form: str, runs: Path, tmp_path: Path) -> None:
-    ORIGIN[:] = [runs]
-    for number, (run, path) in enumerate(copies(runs, tmp_path, form)):
-        refused(run, path, FORGERIES[number % len(FORGERIES)])
+def test_every_forged_file_is_refused(form: str, signed: Path, tmp_path: Path) -> None:
+    ORIGIN[:] = [signed]
+    for number, (run, path) in enumerate(copies(signed, tmp_path, form)):
+        refused(run, path, FORGERIES[number % len(FORGERIES)], EFFORTS[:2], signed / "sign.pub")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forgery", FORGERIES)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_forgery_of_every_file_is_refused(
-    form: str, forgery: Callable[[Path], None], runs: Path, tmp_path: Path
+    form: str, forgery: Callable[[Path], None], signed: Path, tmp_path: Path
 ) -> None:
-    ORIGIN[:] = [runs]
-    for run, path in copies(runs, tmp_path, form):
-        refused(run, path, forgery)
+    ORIGIN[:] = [signed]
+    for run, path in copies(signed, tmp_path, form):
+        refused(run, path, forgery, EFFORTS, signed / "sign.pub")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_forged_result_is_neither_loaded_nor_shown(form: str, runs: Path, tmp_path: Path) -> None:
-    for run, path in copies(runs, tmp_path, form):
+def test_a_forged_result_is_neither_loaded_nor_shown(
+    form: str, signed: Path, tmp_path: Path
+) -> None:
+    """Whatever the forger makes again short of the signature."""
+    for run, path in copies(signed, tmp_path, form):
         if path.name not in (
             "history.jsonl",
             "per_client.jsonl",
             "lr.json",
+            "result.json",
             "model.safetensors",
         ):
             continue
         other_value(path)
-        with pytest.raises(FedspanError) as refusal:
-            fedspan.load(run)
-        assert "\n" not in str(refusal.value)
-        code, told = command("report", run, "--out", tmp_path / "page", "--format", "md")
-        assert code == 2, path
-        assert told.startswith("error: ")
-        assert told.count("\n") == 1
-        assert not (tmp_path / "page").exists()
+        for effort in EFFORTS[:2]:
+            effort(run)
+            with pytest.raises(FedspanError) as refusal:
+                fedspan.load(run)
+            assert "\n" not in str(refusal.value)
+            code, told = command("report", run, "--out", tmp_path / "page", "--format", "md")
+            assert code == 2, path
+            assert told.startswith("error: ")
+            assert told.count("\n") == 1
+            assert not (tmp_path / "page").exists()
 
 
-def test_the_reported_case(runs: Path, tmp_path: Path) -> None:
+def test_the_reported_case(signed: Path, tmp_path: Path) -> None:
     """Another accuracy in the history, with all checksums made again."""
-    shutil.copytree(runs / "one seed", tmp_path / "one seed")
+    shutil.copytree(signed / "one seed", tmp_path / "one seed")
     run = tmp_path / "one seed"
     sealed(run / "history.jsonl", lambda lines: [*lines[:-1], lines[-1] | {"accuracy": 0.999}])
-    code, told = command("audit", run)
+    code, told = command("audit", run, "--key", signed / "sign.pub")
     assert code == 1
     assert f"{str(run / 'history.jsonl')!r} was changed after the run" in told
     code, told = command("report", run)
@@ -249,29 +305,41 @@ ADDED = {
 @pytest.mark.parametrize(
     ("form", "name"), [(form, name) for form, names in ADDED.items() for name in names]
 )
-def test_an_added_file_is_refused(form: str, name: str, runs: Path, tmp_path: Path) -> None:
+def test_an_added_file_is_refused(form: str, name: str, signed: Path, tmp_path: Path) -> None:
     run = tmp_path / form
-    shutil.copytree(runs / form, run)
+    shutil.copytree(signed / form, run)
     source = next(
-        iter(sorted((runs / "one seed").rglob(Path(name).name))), runs / "one seed" / "lr.json"
+        iter(sorted((signed / "one seed").rglob(Path(name).name))), signed / "one seed" / "lr.json"
     )
     (run / name).parent.mkdir(exist_ok=True)
     shutil.copy(source, run / name)
-    code, told = command("audit", run)
+    code, told = command("audit", run, "--key", signed / "sign.pub")
     assert code == 1, told
     if form != "one seed":
         with pytest.raises(FedspanError, match="was added after the run"):
             fedspan.load(run)
 
 
-def test_a_seed_cannot_be_given_twice(runs: Path, tmp_path: Path) -> None:
+def test_a_seed_cannot_be_left_out_or_exchanged(signed: Path, tmp_path: Path) -> None:
+    """Seeds apart have one signed card, which names all of them."""
     run = tmp_path / "seeds apart"
-    shutil.copytree(runs / "seeds apart", run)
+    shutil.copytree(signed / "seeds apart", run)
     shutil.rmtree(run / "seed-1")
-    shutil.copytree(run / "seed-0", run / "seed-1")
-    code, told = command("audit", run)
+    table = read_table(run / "result.json")
+    files = {name: digest for name, digest in table["files"].items() if "seed-1" not in name}
+    write_table(
+        run / "result.json", table | {"seeds": [0], "statuses": ["finished"], "files": files}
+    )
+    assert command("audit", run, "--key", signed / "sign.pub")[0] == 1
+    (run / "result.json").unlink()
+    code, told = command("audit", run, "--key", signed / "sign.pub")
     assert code == 1
-    assert "two audit trails are of the same seed" in told
+    assert "is not signed by the key" in told
+    shutil.copytree(run / "seed-0", run / "seed-1")
+    assert (
+        "two audit trails are of the same seed"
+        in command("audit", run, "--key", signed / "sign.pub")[1]
+    )
 
 
 def test_a_run_that_is_made_longer_has_no_card_until_it_ends(tmp_path: Path) -> None:

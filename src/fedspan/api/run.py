@@ -42,7 +42,9 @@ from fedspan.engine.provenance import (
     CHECKPOINT,
     LR,
     OUTCOME,
+    TRIALS,
     read_outcome,
+    signing_key,
     write_outcome,
 )
 from fedspan.engine.result import Result
@@ -107,11 +109,13 @@ def run(
         )
     if out is not None:
         _check_seeds(out, seeds)
+    if out is not None and (out / TRIALS).exists() and not _holds_run(out, (spec.seed,)):
+        resume = False  # interrupted in the search, before there was a run to resume
     if progress and isinstance(spec.method.lr, str):
         how = {"search": "short trials", "auto": "an estimate of the problem's constants"}
         report(f"lr = {spec.method.lr!r}: {how[spec.method.lr]} before the run")
     of_runs = tuple(range(spec.seed, spec.seed + seeds))
-    new = (lambda: ()) if out is None else (lambda: (out / LR, out))
+    new = (lambda: ()) if out is None else (lambda: (out / LR, out / TRIALS, out))
     with removed_on_failure(new, lambda: out is not None and _holds_run(out, of_runs)):
         spec, found, made = with_lr(spec, out, resume=resume)
         rule = None if found is None else found["rule"]
@@ -167,6 +171,7 @@ def _one_by_one(
 ) -> Result:
     """Several seeds of a task that cannot batch them."""
     results: list[Result] = []
+    key = None if out is None else signing_key()
     for seed in of_runs:
         folder, states = (
             None if place is None else Path(place, f"seed-{seed}")
@@ -190,7 +195,7 @@ def _one_by_one(
     rows = [{"seed": one.seeds[0], **row} for one in results for row in one.per_client]
     joined.per_client = PerClient(rows, spec.metrics, joined.model_rounds)
     if out is not None and joined.finished:
-        write_outcome(out, joined, {"spec": joined.spec, "versions": versions()})
+        write_outcome(out, joined, {"spec": joined.spec, "versions": versions()}, key=key)
     return joined
 
 

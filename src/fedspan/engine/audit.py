@@ -18,6 +18,7 @@ import numpy as np
 
 from fedspan.core import checkpoint
 from fedspan.core.errors import CheckpointError, FedspanError, SpecError, one_line
+from fedspan.core.extras import needs
 from fedspan.core.json_log import Line, check_form, read_lines
 from fedspan.engine import history, per_client
 from fedspan.engine.loop import Heard, record_of
@@ -40,7 +41,7 @@ HEADER = {
 }  # fmt: skip
 LINE = {  # what a line may have
     "time": str, "versions": dict[str, str], "events": list[list[Any]], "up_bytes": int, "down_bytes": int,
-    "resumed": int, "ended": str, "names": list[str],
+    "resumed": int, "damaged": str, "ended": str, "names": list[str],
 }  # fmt: skip
 
 
@@ -150,8 +151,8 @@ class Trail:
             self.ended = line.get("ended", self.ended)
 
 
-def read_record(run_dir: Path) -> tuple[list[Trail], list[str]]:
-    """(the trail of each seed, all that is wrong with the record of a run)."""
+def read_record(run_dir: Path) -> tuple[list[Trail], Line, list[str]]:
+    """(the trail of each seed, the card of the run, all that is wrong with its record)."""
     places = (run_dir / AUDIT, *sorted(run_dir.glob(f"seed-*/{AUDIT}")))
     found, wrong, card = [Trail(path) for path in places if path.exists()], list[str](), Line()
 
@@ -166,6 +167,8 @@ def read_record(run_dir: Path) -> tuple[list[Trail], list[str]]:
     for place in folders:
         own = tried(read_outcome, place) or {}
         card = own if place == run_dir else card
+        if "signature" in own:
+            needs("privacy", "cryptography")
         wrong += changes(place, own) if own else []
     if not found and not any(name.endswith(AUDIT) for name in card.get("files", ())):
         raise SpecError(f"there is no {AUDIT} in {str(run_dir)!r}; give the directory of a run")
@@ -173,6 +176,9 @@ def read_record(run_dir: Path) -> tuple[list[Trail], list[str]]:
     # --- Every trail ---
     for trail in found:
         tried(trail.read)
+        if "damaged" in trail.header:
+            since = trail.header.get("resumed")
+            wrong.append(f"the trail begins at round {since}: {trail.header['damaged']}")
         if trail.ended and not card and not (trail.path.parent / OUTCOME).exists():
             wrong.append(f"{str(run_dir / OUTCOME)!r} is missing, although the run has ended")
         history_file = trail.path.with_name(history.NAME)
@@ -194,4 +200,4 @@ def read_record(run_dir: Path) -> tuple[list[Trail], list[str]]:
     for path in sorted(run_dir.rglob(history.NAME)):
         if path.parent not in ours:
             wrong.append(f"{str(path)!r} is the history of no run that has an audit trail here")
-    return found, wrong
+    return found, card, wrong

@@ -1,19 +1,28 @@
 """How a run ended: the files of its directory, and `result.json`, the card of its models.
 
 The card is written last. It says how the models were trained, on which data and with which result, and has the hashes
-of all other files of the run, so that who signs the card signs them all. `fedspan.load` and `fedspan report` refuse a
-run of which a file that they read is not that of its card.
+of all other files of the run; it is signed where there is a key. `fedspan.load` and `fedspan report` refuse a run of
+which a file that they read is not that of its card. The environment variable FEDSPAN_SIGN_KEY names an Ed25519 private
+key in a PEM file:
+
+    openssl genpkey -algorithm ed25519 -out sign.pem
+    openssl pkey -in sign.pem -pubout -out sign.pub
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedspan.core.digest import sha256
-from fedspan.core.errors import CheckpointError
+from fedspan.core.errors import CheckpointError, SpecError, one_line
+from fedspan.core.extras import needs
 from fedspan.core.json_log import REMEDY, read_table, write_table
 from fedspan.core.spec import Table
 from fedspan.engine import history
@@ -32,6 +41,7 @@ TRIALS = "lr-trials.json"  # the finished trials of a search that was interrupte
 BEST = "best.safetensors"  # the best model so far of an unfinished run
 TABLE = "history.csv"  # the evaluations, by the callback `csv`
 ROSTER = "roster.json"  # of a server: which node each client belongs to
+KEY = "FEDSPAN_SIGN_KEY"
 READ = (history.NAME, MODEL, USAGE, CLIENTS, LR, OUTCOME)  # what `fedspan.load` reads
 UNFINISHED = (CHECKPOINT, BEST)  # which a finished run keeps only to go on
 OPTIONAL = (TABLE, *UNFINISHED)  # nothing reads them as the record, so that they may be added later
@@ -41,7 +51,7 @@ FILE = re.compile(r"(seed-\d+/)?[\w.-]+")
 FORM = {"seeds": list[int], "statuses": list[str], "files": dict[str, str]}
 MORE = {
     "run": str, "rounds": int, "model_rounds": dict[str, int], "decisions": dict[str, Any], "identity": str,
-    "spec": dict[str, Any],
+    "spec": dict[str, Any], "signature": dict[str, str],
 }  # fmt: skip
 
 
@@ -55,6 +65,7 @@ def write_outcome(
     result: Result,
     about: Mapping[str, Any] | None = None,
     *,
+    key: Any = None,
     keeps: bool = False,
 ) -> None:
     """Writes how the models of a run that has ended are used, and its card; a run without one is unfinished.
@@ -63,6 +74,7 @@ def write_outcome(
         run_dir: The directory of the run.
         result: What it came to.
         about: What else the card says.
+        key: The private key to sign with, or None.
         keeps: Whether the checkpoint stays.
     """
     if result.usage:
@@ -76,6 +88,10 @@ def write_outcome(
     if result.model_rounds:
         card["model_rounds"] = {str(seed): t for seed, t in result.model_rounds.items()}
     card |= {**(about or {}), "files": {name: sha256(run_dir / name) for name in names}}
+    if key is not None:
+        public = key.public_key().public_bytes_raw().hex()
+        value = key.sign(_signed(card)).hex()
+        card["signature"] = {"algorithm": "ed25519", "public_key": public, "value": value}
     write_table(run_dir / OUTCOME, card)
 
 
@@ -109,6 +125,8 @@ def changes(run_dir: Path, card: Table, names: Sequence[str] = COVERED) -> list[
         for name in sorted(place + name for name in names if name not in OPTIONAL):
             if name not in (OUTCOME, *files) and (run_dir / name).exists():
                 wrong.append(f"{str(run_dir / name)!r} was added after the run")
+    if "signature" in card and find_spec("cryptography") and not _valid(card):
+        wrong.append(f"the signature of {str(run_dir / OUTCOME)!r} does not belong to it")
     return wrong
 
 
@@ -138,3 +156,68 @@ def read_lr(path: Path) -> dict[str, Any]:
             f"{str(path)!r} is damaged: it has step sizes {[*found['values']]}; {REMEDY}"
         )
     return found
+
+
+def signing_key() -> Any:
+    """The private key that the environment names; None where it names none."""
+    named = os.environ.get(KEY)
+    if not named:
+        return None
+    needs("privacy", "cryptography")
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(Path(named).read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        raise SpecError(
+            f"{KEY} names {named!r}, which cannot be read as a private key ({one_line(error, 80)})"
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SpecError(
+            f"{KEY} names {named!r}, which is no Ed25519 key; openssl genpkey -algorithm ed25519 makes one"
+        )
+    return key
+
+
+def public_key(path: Path) -> str:
+    """A public key from a PEM file, as a card holds it."""
+    needs("privacy", "cryptography")
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        return str(load_pem_public_key(path.read_bytes()).public_bytes_raw().hex())  # type: ignore[union-attr]
+    except (OSError, ValueError, AttributeError) as error:
+        raise SpecError(
+            f"{str(path)!r} cannot be read as an Ed25519 public key ({one_line(error, 80)})"
+        ) from None
+
+
+def fingerprint(public: str) -> str:
+    """What people compare of a public key: a hash of its 32 bytes."""
+    return hashlib.sha256(bytes.fromhex(public)).hexdigest()[:32]
+
+
+def signed_by(card: Table) -> str:
+    """The public key of a card's signature, whether valid or not; "" if it has none."""
+    signature = card.get("signature")
+    found = signature.get("public_key") if isinstance(signature, dict) else None
+    return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{64}", found) else ""
+
+
+def _valid(card: Table) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(card["signature"]["public_key"]))
+        public.verify(bytes.fromhex(card["signature"]["value"]), _signed(card))
+    except (InvalidSignature, ValueError, KeyError, TypeError):
+        return False
+    return True
+
+
+def _signed(card: Table) -> bytes:
+    """What is signed: all of a card but its signature."""
+    signed = {key: value for key, value in card.items() if key != "signature"}
+    return json.dumps(signed, sort_keys=True).encode()

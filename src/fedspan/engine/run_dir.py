@@ -102,6 +102,7 @@ def execute(
     with locked, removed_on_failure(lambda: _written(loop, spec), begun):
         if out is not None and resume and (found := _ended(out, loop, spec, retry=not here)):
             return found
+        key = None if out is None or apart else provenance.signing_key()
         files = RunFiles(loop, spec, checkpoint_every)
         if out is not None:
             files.open(resume, costs or {}, apart)
@@ -136,7 +137,7 @@ def execute(
             except Exception as error:  # a mistake there must not cost the trained model
                 failed = failed or error
         if out is not None:
-            files.close(result)
+            files.close(result, key)
         if failed is not None:
             raise failed
         _warn(loop, result)
@@ -267,11 +268,16 @@ class RunFiles(Callback):
             if (names := loop.problem.names) is not None:
                 header["names"] = [*names]
             path, name, check = self._log(folder, AUDIT)
-            lines, _ = read_lines(path, check)
-            again: Line = {"resumed": loop.t, **now}
-            if resume and (told := line_of_rounds([loop.heard], 0, loop.seeds)[1:]):
-                again["events"] = told
-            lines = [*lines, again] if lines else [header]
+            try:
+                lines, _ = read_lines(path, check)
+                again: Line = {"resumed": loop.t, **now}
+                if resume and (told := line_of_rounds([loop.heard], 0, loop.seeds)[1:]):
+                    again["events"] = told
+                lines = [*lines, again] if lines else [header]
+            except CheckpointError as error:  # it is kept under another name
+                if path.exists():
+                    path.replace(folder / f"damaged-{loop.t}-{AUDIT}")
+                lines = [header | {"damaged": str(error).split(";")[0], "resumed": loop.t}]
             trail = JsonLog(path, lines, loop.checks, name, spec.privacy is not None)
             self.logs.append((evaluations, trail))
         loop._each_round = [*loop._each_round, self]
@@ -366,7 +372,7 @@ class RunFiles(Callback):
         self.loop.transport.saved()
         self.saved = time.monotonic()
 
-    def close(self, result: Result) -> None:
+    def close(self, result: Result, key: Any) -> None:
         """Writes the models and the card of a run that has ended, or a last checkpoint."""
         loop, spec, out = self.loop, self.spec, self.out
         # whether it can be made longer: the secret key of noise is deleted with its end
@@ -390,7 +396,7 @@ class RunFiles(Callback):
         about = {"run": loop.id, "start": self.start, "rounds": loop.t, "metrics": ends}
         about |= _decisions(spec) | {"versions": versions()} | self.changes
         keep = grows or (self.every is not None and result.status.startswith("diverged"))
-        provenance.write_outcome(out, result, about, keeps=keep)
+        provenance.write_outcome(out, result, about, key=key, keeps=keep)
         for name in () if keep else provenance.UNFINISHED:
             remove(out / name)
 
