@@ -105,7 +105,7 @@ def test_identity_is_what_decides_the_numbers() -> None:
 
 
 def test_the_length_of_a_run_decides_its_numbers_only_under_a_schedule() -> None:
-    for schedule, same in (("constant", True), ("cosine", False), ("step", False)):
+    for schedule, same in (("constant", True), ("cosine", False), ("linear", False)):
         table = TABLE | {"method": TABLE["method"] | {"schedule": schedule, "warmup": 2}}
         assert (
             Spec.from_table(table).identity() == Spec.from_table(table | {"rounds": 99}).identity()

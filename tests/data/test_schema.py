@@ -108,7 +108,9 @@ def test_an_unknown_category_has_no_feature_and_an_index_of_its_own():
     schema = agreed(TABLES, ASKED)
     table = TABLES["h0"].assign(sex="X")
     assert (schema.features(table)[:, 1:3] == 0).all()
-    assert list(schema.news(table)) == ["column 'sex' has categories that training did not have: 'X'"]
+    assert list(schema.news(table)) == [
+        "column 'sex' has categories that training did not have: 'X'"
+    ]
     index = agreed(TABLES, Features(categories=("ward",), encode="index"))
     at = index.names.index("sex")
     assert set(index.features(TABLES["h0"])[:, at]) == {1.0, 2.0}

@@ -26,7 +26,7 @@ from fedspan.core import tables
 from fedspan.core.errors import DataError
 from fedspan.core.spec import Spec
 from fedspan.engine.loop import Line
-from fedspan.tasks import _text
+from fedspan.huggingface import checkpoints
 from support.flower import FakeGrid, inside_a_task, serve  # noqa: F401
 from support.loops import settings
 from support.texts import CLASSIFY, QUESTIONS, SPEAK, text_data  # noqa: F401
@@ -106,7 +106,7 @@ def test_a_machine_has_its_own_client_alone(
     """It tokenizes no other's texts, scores nothing, and has no x0; the server has no client's texts."""
     requested: list[tuple[int, ...]] = []
     for name in ("sentences", "running"):
-        original = getattr(_text, name)
+        original = getattr(checkpoints, name)
 
         def watched(*given: Any, original: Any = original) -> Any:
             requested.append(given[-1])

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedspan.callbacks.early_stopping import EarlyStopping
+from fedspan.callbacks.keep_best import KeepBest
 from fedspan.callbacks.training_loss import NAME as TRAIN_LOSS
 from fedspan.core import registry
 from fedspan.core.errors import SpecError, did_you_mean, one_of, shown
@@ -98,7 +100,17 @@ def prepared(part: Part, metric: str | None, goal: Goal | None) -> Part:
         metric = part.metric or main_metric(tested or known, part.metrics)
     one_of("metric", metric, known)
     given = goal or (part.goal if metric == part.metric else None)
-    goal = "max" if sign_of(metric, part.metrics, given, "goal") > 0 else "min"
+    sign = sign_of(metric, part.metrics, given, "goal")
+    goal = "max" if sign > 0 else "min"
+    for one in first.callbacks:  # must not choose models by the same metric in the other direction
+        if isinstance(one, KeepBest | EarlyStopping):
+            by = one.metric or main_metric(known, part.metrics)
+            same = by.removeprefix(HELD_OUT) == metric.removeprefix(HELD_OUT)
+            if same and sign_of(by, part.metrics, one.mode) != sign:
+                other = "min" if goal == "max" else "max"
+                raise SpecError(
+                    f"`goal` of {metric!r} is {goal!r}, but {type(one).__name__} goes by {other!r}; give both the same"
+                )
     held_out = HELD_OUT + metric.removeprefix(HELD_OUT)
     tune_by = part.tune_by or (held_out if held_out in known else TRAIN_LOSS if trains else metric)
     part = dataclasses.replace(part, metric=metric, goal=goal, tune_by=tune_by)

@@ -9,6 +9,7 @@ alone, the server `model`, `test` and `validation`.
 
 import copy
 import functools
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -152,4 +153,21 @@ def _digest(data: Any) -> str:
         return digest(repr([_digest(part) for part in parts]))
     if isinstance(data, str | int | float | bool | None):
         return repr(data)
-    return f"{type(data).__name__} {len(data) if hasattr(data, '__len__') else 0}"
+    size = len(data) if hasattr(data, "__len__") else 0
+    about = f"{type(data).__name__} {size}"
+    return f"{about} {_examples(data, size)}" if size and hasattr(data, "__getitem__") else about
+
+
+def _examples(data: Any, size: int) -> str:
+    """A hash of a few examples of a Dataset; of none where they are drawn anew each time."""
+    places = sorted({0, size // 3, 2 * size // 3, size - 1})
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch_generator():
+            once, again = ([_digest(data[place]) for place in places] for _ in range(2))
+    except Exception:  # what cannot be read is named when it is trained on
+        return ""
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+    return digest(repr(once)) if once == again else ""
