@@ -61,6 +61,8 @@ def promised(compressor: Any, n: int, item: int = 4) -> int:
     """Bytes of a code, from the formulas in the docs."""
     scales = item * math.ceil(n / (getattr(compressor, "bucket", None) or n))
     match registry.name_of(compressor):
+        case "identity":
+            return item * n
         case "randk":
             return item * compressor.kept(n)
         case "topk":

@@ -17,6 +17,7 @@ TOPK, QSGD = {"name": "topk", "k": 0.3}, {"name": "qsgd", "bits": 3, "bucket": 5
 
 # One or more settings of every registered compressor; one without an entry fails the suite.
 COMPRESSORS: dict[str, list[dict[str, Any]]] = {
+    "identity": [{}],
     "topk": [{"k": 0.3}, {"k": 1}, {"k": 0.3, "chunk": 9}, {"k": 1, "chunk": 4}],
     "randk": [{"k": 0.3}, {"k": 0.3, "unbiased": False}, {"k": 0.8}, {"k": 1.0}],
     "qsgd": [

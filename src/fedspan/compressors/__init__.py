@@ -6,6 +6,7 @@ from fedspan.core.namespace import lazy
 
 if TYPE_CHECKING:
     from fedspan.compressors.compose import Compose as Compose
+    from fedspan.compressors.identity import Identity as Identity
     from fedspan.compressors.qsgd import QSGD as QSGD
     from fedspan.compressors.randk import RandK as RandK
     from fedspan.compressors.sign import Sign as Sign

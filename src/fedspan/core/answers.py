@@ -184,6 +184,8 @@ class Checked:
 
     def _state_parts(self, name: str, where: str, parts: Any, given: dict[str, Any]) -> None:
         """Check that parts take the place of parts of the first state, and have their form."""
+        if any(isinstance(value, torch.Tensor) and value.is_meta for value in parts.values()):
+            return  # a rehearsal, which counts every tensor that is made
         side = "client" if "client" in given else "server"
         init = "init" if self.axis in ("server", "downlink") else f"init_{side}"
         layout = given["P"].layout

@@ -7,7 +7,6 @@ elsewhere once it is imported (`core.plugins`). A new kind is a line in `KINDS` 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib.util
 import inspect
@@ -93,18 +92,24 @@ def register(cls: C) -> C:
 
 
 def _check_functions(cls: type, kind: str) -> None:
-    """Refuse functions of a choice on an axis with other parameters than the axis has, or with nearly its name."""
+    """Refuse names of a choice that are neither settings nor those of its axis, and other parameters than it has."""
     base, article = KINDS[kind], f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-    known = [name for name in dir(base) if name[0] != "_"]
+    known = [
+        name for name in dir(base) if name[0] != "_" and inspect.isfunction(getattr(base, name))
+    ]
     inherited = {name for owner in cls.__bases__ for name in dir(owner)}
+    inherited |= {field.name for field in settings(cls)}
     for name, own in vars(cls).items():
-        if name[0] == "_" or not inspect.isfunction(own):
+        if name[0] == "_":
             continue
-        if near := [] if name in inherited else difflib.get_close_matches(name, known, 1, 0.8):
+        if name not in inherited and not cls.__module__.startswith("fedspan."):
             raise SpecError(
-                f"{name!r} of {cls.__name__} is no function of {article} (did you mean {near[0]!r}?); begin the name "
-                "of a helper with _"
+                f"{name!r} of {cls.__name__} is no function of {article}{did_you_mean(name, known)}, which has "
+                f"{', '.join(known)}; give a setting its type (`{name}: float = …`), and begin the name of a helper "
+                "with _"
             )
+        if not inspect.isfunction(own):
+            continue
         if name in known and inspect.isfunction(wanted := getattr(base, name)):
             names = [*inspect.signature(wanted).parameters]
             try:

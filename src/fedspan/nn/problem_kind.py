@@ -29,6 +29,7 @@ from torch.func import functional_call
 
 from fedspan.core.errors import DataError, SpecError, shown
 from fedspan.core.metric import IGNORED
+from fedspan.core.registry import is_registered
 from fedspan.metrics._collected import one_number
 from fedspan.nn.batches import Batch, ClientData, Loader, Tensors, drawing, on_tensors, placed
 from fedspan.nn.client_data import narrowed
@@ -168,6 +169,8 @@ def problem_kind(model: nn.Module, batch: Batch, loss: OutputLoss | None, who: s
     """Applies the model to a few examples, to see what it gives, and finds the kind of problem."""
     if loss is not None and (isinstance(loss, type) or not callable(loss)):
         hint = f"; write {loss.__name__}()" if isinstance(loss, type) else ""
+        if is_registered(loss):
+            hint = "; give a method by name: method=…"
         raise SpecError(f"`loss` must be a function of (outputs, targets), got {shown(loss)}{hint}")
     if (reduction := getattr(loss, "reduction", "mean")) != "mean":
         raise SpecError(

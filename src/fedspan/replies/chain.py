@@ -179,7 +179,7 @@ class Chain:
             [[*itertools.chain(*rows)] for rows in zip(*kind, strict=True)]
             for kind in zip(*came, strict=True)
         ]
-        return self.compared(joined, rnd)
+        return self.compared(joined, rnd) if came else []
 
     def compared(self, norms: Norms, rnd: Round, count: bool = True) -> Outliers:
         """Those of a round's replies that are too large by their norms, which `count` in what is usual."""
