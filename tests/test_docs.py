@@ -136,6 +136,7 @@ def test_the_commands_of_the_comparing_page_run(
 
 
 @pytest.mark.parametrize("budget", ["2MB", pytest.param("6MB", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_script_of_the_comparing_page_runs(budget: str, tmp_path: Path) -> None:
     """In full it must print what the page shows."""
     page = (ROOT / "docs/comparing.md").read_text()

@@ -96,6 +96,7 @@ def test_a_dry_step_of_peft_holds_what_the_real_one_does(
     assert planned == pytest.approx(real, rel=0.02)
 
 
+@pytest.mark.slow
 def test_equal_numbers_whatever_is_asked_for(tmp_path: Path) -> None:
     written(tmp_path, LLAMA | {"num_hidden_layers": 1})
     quarter = {"method": {"name": "ssf", "rank": 0.25, "lr": 1.0}}

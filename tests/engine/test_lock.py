@@ -82,7 +82,9 @@ def free(directories: list[Path]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "sign", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_worker_processes_end_with_their_parent(sign: int, tmp_path: Path) -> None:
     spec, out = tmp_path / "spec.toml", tmp_path / "o"
     spec.write_text(tomli_w.dumps(TABLE | {"rounds": 10**7, "eval_every": 50}))

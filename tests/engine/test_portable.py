@@ -159,6 +159,7 @@ def test_runs_have_the_same_bits(tmp_path: Path) -> None:
     assert errors.count("cannot be made private") == 1
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_same_bits(tmp_path: Path) -> None:
     """They are spawned, and the script, which has no `if __name__ == "__main__"`, is not run again."""
     posix, other = (

@@ -122,6 +122,7 @@ def busy() -> Iterator[None]:
         one.wait()
 
 
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_load_clock_or_hash_seed(tmp_path: Path, busy: None) -> None:
     """A clock that leaps makes every round look slow, and due for a checkpoint."""
     first = printed(FIT, tmp_path / "a")

@@ -102,7 +102,7 @@ def resumes_to_the_same_bits(place: Path) -> None:
     assert all(torch.equal(one.weights[0][name], value) for name, value in other.weights[0].items())
 
 
-@pytest.mark.parametrize("simulate", ["loop", "pool"])
+@pytest.mark.parametrize("simulate", ["loop", pytest.param("pool", marks=pytest.mark.slow)])
 def test_fit_saves_and_ends_by_the_signal(simulate: str, tmp_path: Path) -> None:
     code, said, errors = terminated(
         tmp_path, start(tmp_path, simulate=simulate), group=simulate == "pool"
@@ -112,6 +112,7 @@ def test_fit_saves_and_ends_by_the_signal(simulate: str, tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="needs coreutils' timeout")
+@pytest.mark.slow
 def test_timeout_saves_what_was_done(tmp_path: Path) -> None:
     """It sends the signal twice, to the process and to its group, and ends as its command does."""
     code, said, errors = terminated(tmp_path, start(tmp_path, under=("timeout", "600")))
@@ -119,6 +120,7 @@ def test_timeout_saves_what_was_done(tmp_path: Path) -> None:
     resumes_to_the_same_bits(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_handler_of_the_users_is_called_once_the_run_is_saved(tmp_path: Path) -> None:
     before = """
 def mine(number, frame):
@@ -149,6 +151,7 @@ sys.exit()
     ],
     ids=["handler", "notebook"],
 )
+@pytest.mark.slow
 def test_where_the_process_goes_on_no_truncated_result_is_returned(
     before: str, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def peak(states_dir: Path, rounds: int) -> int:
     return int(done.stdout) * 1024
 
 
+@pytest.mark.slow
 def test_two_thousand_clients_of_a_large_model_need_little_memory(tmp_path: Path) -> None:
     """1.65 million numbers, 13 GB of controls, 100 of the clients seen; peak resident memory of the whole process."""
     assert peak(tmp_path / "s", 5) < 2e9

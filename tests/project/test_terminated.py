@@ -24,7 +24,7 @@ COMMANDS = {
     "deployment": (["benchmarks/deployment.py"], 4),
     "demo": (["examples/flower/demo.py"], 4),
 }
-SLOW = ("deployment", "demo")
+SLOW = ("quickstart", "deployment", "demo")
 
 
 def marked(mark: str) -> set[int]:
@@ -48,7 +48,7 @@ def test_a_script_that_is_terminated_leaves_nothing_behind(
     name: str, stop: signal.Signals, tmp_path: Path
 ) -> None:
     words, children = COMMANDS[name]
-    if name in SLOW:
+    if name in ("deployment", "demo"):
         pytest.importorskip("flwr", reason="Flower is not installed; pip install 'fedspan[flower]'")
     key = f"{tmp_path.name}-{os.getpid()}"
     script = subprocess.Popen(

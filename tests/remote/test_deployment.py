@@ -70,6 +70,7 @@ def same_as_simulated(spec: Spec, out: Path, folder: Path) -> None:
         assert torch.linalg.norm(x[name] - y[name]) <= 1e-6 * torch.linalg.norm(x[name])
 
 
+@pytest.mark.slow
 def test_a_deployment_with_tls_and_known_nodes_gives_the_simulators_result(tmp_path: Path) -> None:
     spec = spec_of(
         2, 3, 2

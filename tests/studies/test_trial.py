@@ -29,6 +29,7 @@ def tiny() -> Trial:
     return dataclasses.replace(trial, experiments=short)
 
 
+@pytest.mark.slow
 def test_every_experiment_gives_verdicts_and_its_place_on_the_page(tmp_path: Path) -> None:
     trial = tiny()
     judged = reproduce(trial, tmp_path, jobs=1, console=Console(quiet=True))

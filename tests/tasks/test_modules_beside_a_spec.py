@@ -56,6 +56,7 @@ def command(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, cwd=cwd, env=env, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_line_finds_the_module(tmp_path: Path) -> None:
     path = project(tmp_path / "project")
     elsewhere = tmp_path / "elsewhere"
