@@ -165,6 +165,15 @@ def test_the_data_of_a_committed_study_is_small_and_makes_its_tables(
     assert (tmp_path / "tables.md").read_text() == (study.parent / "tables.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["bytes", "control", "mnist", "options", "regression", "toy"])
+def test_specs_of_committed_runs_are_read(name: str) -> None:
+    """A setting that goes must go from the records too, or their runs can never be made again."""
+    found = results.load(COMMITTED / name)
+    for entries in found.entries.values():
+        for entry in entries:
+            Spec.from_table(entry.series.spec)
+
+
 def test_the_committed_pages_have_one_look() -> None:
     """That of `fedspan report`; `python studies/theory/reproduce.py` writes the page of the theory."""
     pages = sorted(COMMITTED.rglob("index.html"))
