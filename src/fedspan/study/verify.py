@@ -26,6 +26,7 @@ from fedspan.engine import history
 from fedspan.engine.loop import Line, Loop
 from fedspan.study import results
 from fedspan.study.curves import rounded
+from fedspan.study.model import committed, names
 from fedspan.study.results import Entry, Results
 
 UNCOMPARED = {"seconds", "events"}
@@ -99,6 +100,8 @@ def of_file(path: Path) -> Recorded:
 
 def of_entry(made: Results, entry: Entry, n: int) -> Recorded:
     """Return the n-th seed of an entry of a study's data."""
+    if made.study.name in names():
+        committed(made.study.name)  # registers the tasks and methods of its plugins
     series = entry.series
     spec = series.spec | {"seed": series.seeds[n]}
     if entry.found_lr:  # a step size that was searched for
